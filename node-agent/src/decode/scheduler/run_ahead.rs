@@ -19,10 +19,12 @@ pub struct PassTimes {
     slowest: f64,
 }
 
-/// The most rows of a frame that runs ahead. Wider ones hold a member up for longer than the next is worth waiting for.
+/// The most guesses of the model in a frame that runs ahead. Wider ones hold a member up for longer than the next is worth waiting for.
 const ROWS_AHEAD: usize = 8;
-/// Guesses of which a larger share is right go in the widest frames: there is hardly a wrong one that could be known sooner.
+/// If a larger share of the model's guesses is right, they go in the widest frames: there is hardly a wrong one that could be known sooner.
 const NEARLY_ALL: f64 = 0.98;
+/// No larger share of guesses from the text is believed to be right: it is known from the last ten or so.
+const BELIEVED: f64 = 0.99;
 /// Fewer passes than this do not overlap enough to gain anything.
 const LEAST_PASSES: f64 = 2.0;
 
@@ -66,7 +68,13 @@ impl Scheduler {
     /// Sends what follows the draft of a sequence by the place in the text that it came from.
     pub(super) fn run_ahead(&mut self, id: SequenceId, now: Instant) {
         while let Some(least) = self.odds_to_run_ahead() {
-            let limit = self.draft_limit(id).min(ROWS_AHEAD);
+            let Some(sequence) = self.sequence(id) else {
+                return;
+            };
+            let right = sequence.speculation.text_is_right().min(BELIEVED);
+            // Looking something up takes no time.
+            let rows = self.best_rows(right, 0.0, LONGEST_DRAFT);
+            let limit = self.draft_limit(id).min(rows);
             let Some(Sequence {
                 text, speculation, ..
             }) = self.sequence(id)
@@ -89,21 +97,26 @@ impl Scheduler {
         let goes_on = sequence.speculation.model_goes_on(1, least) > 0;
         let while_one_computes = (self.pass_times.slowest / self.guess_seconds) as usize;
         let right = sequence.speculation.model_is_right();
-        goes_on.then(|| while_one_computes.min(self.best_rows(right, LONGEST_DRAFT)))
+        goes_on.then(|| while_one_computes.min(self.best_rows_of_model(right, LONGEST_DRAFT)))
     }
 
-    /// How many rows frames of the model's guesses should have, at most `limit`, if a share of these is `right`. With wide ones fewer frames
-    /// bring as much, with narrow ones all is sooner known. Up to the first wrong token it takes a trip, and for each frame what the slowest
-    /// machine, or the draft model, does for one. The last of them is what holds up the next trip.
-    fn best_rows(&self, right: f64, limit: usize) -> usize {
-        if right > NEARLY_ALL {
-            return limit;
+    /// How many rows frames of the model's guesses should have, at most `limit`, if a share of these is `right`.
+    fn best_rows_of_model(&self, right: f64, limit: usize) -> usize {
+        match right > NEARLY_ALL {
+            true => limit,
+            false => self.best_rows(right, self.guess_seconds, limit),
         }
+    }
+
+    /// How many rows frames of guesses should have, at most `limit`, if a share of these is `right`, and one takes so many seconds to guess. With
+    /// wide frames fewer bring as much, with narrow ones all is sooner known. Up to the first wrong token it takes a trip, and for each frame
+    /// what the slowest machine, or whoever guesses, does for one. The last of them is what holds up the next trip.
+    fn best_rows(&self, right: f64, guess_seconds: f64, limit: usize) -> usize {
         let narrow = self.cost.of(1).as_secs_f64();
         let takes = |rows: usize| {
             let trip = self.cost.of(rows).as_secs_f64();
             let computing = self.pass_times.slowest * trip / narrow;
-            let interval = computing.max(rows as f64 * self.guess_seconds);
+            let interval = computing.max(rows as f64 * guess_seconds);
             let frames = 1.0 / (1.0 - right.powi(rows as i32));
             trip + frames * interval
         };
@@ -122,7 +135,7 @@ impl Scheduler {
         let likely = |id: SequenceId| {
             let sequence = &self.requests.get(&id.0)?.sequences[id.1];
             let right = sequence.speculation.model_is_right();
-            let rows = rows.clamp(1, self.best_rows(right, ROWS_AHEAD));
+            let rows = rows.clamp(1, self.best_rows_of_model(right, ROWS_AHEAD));
             let limit = rows.min(self.draft_limit(id));
             let under_way = sequence.is_under_way();
             under_way.then(|| (sequence.speculation.model_goes_on(limit, least), id))

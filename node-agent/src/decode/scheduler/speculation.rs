@@ -125,6 +125,13 @@ impl Speculation {
         more
     }
 
+    /// How often the next token of the place that the text repeats is right, if the draft is.
+    pub fn text_is_right(&self) -> f64 {
+        let repeats = self.repeats.as_ref();
+        let matched = repeats.map_or(0, |(guess, drafted)| guess.matched + drafted);
+        self.looked_up.classes[class(matched)].share()
+    }
+
     /// Drafts the next token of the place that the text repeats.
     fn repeat(&mut self, text: &[u32]) -> Option<u32> {
         let (guess, drafted) = self.repeats.as_mut()?;

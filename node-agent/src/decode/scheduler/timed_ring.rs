@@ -423,6 +423,30 @@ fn a_text_that_repeats_runs_ahead_of_long_drafts() {
     }
 }
 
+/// Few passes overlap here, so narrow frames would bring fewer tokens in a trip than one long draft.
+#[test]
+fn right_drafts_of_a_text_run_ahead_without_loss() {
+    for (stages, link) in [
+        (&[40_000][..], 25_000),
+        (&[25_000], 25_000),
+        (&[40_000], 50_000),
+        (&[30_000], 100_000),
+        (&[40_000; 2], 25_000),
+    ] {
+        for row in [1, 3] {
+            let setting = Setting {
+                stages: stages.to_vec(),
+                link,
+                new: 0,
+                row,
+                ..USUAL
+            };
+            let gain = gain(&setting);
+            assert!(gain >= 1.0, "{gain} with {setting:?}");
+        }
+    }
+}
+
 /// How many times as fast tokens come as without drafts, by a formula and by the scheduler.
 #[derive(Debug)]
 struct Gains {
