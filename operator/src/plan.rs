@@ -16,7 +16,8 @@ use prima_crds::v1alpha1::ring_plan::{
     KvDtype, PlannedModel, PlannedWindow, RingMember, RingPlan, RingPlanError, RingPlanSpec, Speed,
 };
 use prima_halda::check::{Finding, check};
-use prima_halda::plan::{MemberReport, Window};
+use prima_halda::plan::MemberReport;
+use prima_halda::windows::Window;
 use prima_halda::{Options, Plan, PlanError, PlanReport, PlanningInput};
 use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};

@@ -216,6 +216,7 @@ pub fn made_up() -> LocalModel {
             quantized_kv_bytes_per_position_and_layer: 2176,
             windowed_layers: 0,
             attention_window: 0,
+            full_attention_layers: Vec::new(),
             layer_weights: vec![weights("Q4_K", 6_500_000_000)],
             expert_weights: Vec::new(),
             largest_part_bytes: 0,

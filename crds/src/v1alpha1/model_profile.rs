@@ -62,6 +62,11 @@ pub struct ModelProfileSpec {
     /// Size of the sliding window in positions, the current one included. 0 where all layers see all positions.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub attention_window: i32,
+    /// Indexes, from 0 and in order, of the layers that see all positions, where others have a sliding window. Empty where all layers are alike. In
+    /// documents of earlier versions: not known, and taken to be the last of every few layers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 4096))]
+    pub full_attention_layers: Vec<i32>,
     /// Weights of all layers together, by format.
     pub layer_weights: Vec<FormatWeights>,
     /// Of `layerWeights`, those of experts, by format. Empty, as in documents of earlier versions: a token uses all weights of a layer.
@@ -135,22 +140,36 @@ impl ModelProfileSpec {
         self.size_bytes.saturating_add(kv)
     }
 
-    /// Positions that a ring for one context of `positions` keeps in a layer, on average over the model's layers.
-    pub fn kept_positions(&self, positions: f64) -> f64 {
+    /// Positions that a ring for one context of `positions` keeps, of each layer.
+    pub fn kept_positions(&self, positions: usize) -> Vec<usize> {
         let window = AttentionWindow {
             positions: self.attention_window as usize,
         };
-        self.average_positions(positions, window.planned(positions as usize))
+        let mut kept = vec![window.planned(positions); self.layers as usize];
+        for index in self.layers_that_see_all() {
+            if let Some(kept) = kept.get_mut(index) {
+                *kept = positions;
+            }
+        }
+        kept
+    }
+
+    fn layers_that_see_all(&self) -> Vec<usize> {
+        if !self.full_attention_layers.is_empty() {
+            let indexes = self.full_attention_layers.iter();
+            return indexes.map(|&index| index as usize).collect();
+        }
+        // So it is in all families that had windows when documents did not say which layers have one.
+        let count = self.layers.saturating_sub(self.windowed_layers).max(0);
+        let period = (self.layers / count.max(1)).max(1);
+        (1..=count).map(|n| (n * period - 1) as usize).collect()
     }
 
     /// Positions that a row sees in a layer when `positions` are there, on average over the model's layers.
     pub fn seen_positions(&self, positions: f64) -> f64 {
-        self.average_positions(positions, self.attention_window as usize)
-    }
-
-    fn average_positions(&self, all: f64, in_window: usize) -> f64 {
         let windowed = f64::from(self.windowed_layers) / f64::from(self.layers);
-        (1.0 - windowed) * all + windowed * all.min(in_window as f64)
+        let in_window = positions.min(f64::from(self.attention_window));
+        (1.0 - windowed) * positions + windowed * in_window
     }
 }
 
@@ -244,6 +263,7 @@ impl ModelProfile {
             quantized_kv_bytes_per_position_and_layer,
             windowed_layers,
             attention_window,
+            full_attention_layers,
             layer_weights,
             expert_weights,
             largest_part_bytes,
@@ -289,6 +309,15 @@ impl ModelProfile {
                 ("embeddingBytes", *embedding_bytes, 1..=MAX_BYTES),
             ],
         )?;
+        let in_order = full_attention_layers.is_sorted_by(|one, next| one < next);
+        let exist = full_attention_layers
+            .iter()
+            .all(|index| (0..*layers).contains(index));
+        let all = *windowed_layers as usize + full_attention_layers.len() == *layers as usize;
+        if !full_attention_layers.is_empty() && !(in_order && exist && all) {
+            let problem = "must be the indexes of all layers without a window, in order";
+            return Err(checks.error("spec.fullAttentionLayers", problem));
+        }
         for (path, weights) in [
             ("spec.layerWeights", layer_weights),
             ("spec.outputWeights", output_weights),
@@ -354,6 +383,7 @@ mod tests {
                 quantized_kv_bytes_per_position_and_layer: 136,
                 windowed_layers: 5,
                 attention_window: 512,
+                full_attention_layers: vec![1],
                 layer_weights: vec![weights("Q8_0", 800, 850)],
                 expert_weights: vec![weights("Q8_0", 640, 680)],
                 largest_part_bytes: 113,
@@ -368,17 +398,45 @@ mod tests {
     #[test]
     fn windows_bound_what_a_sequence_keeps() {
         let spec = profile().spec;
-        assert_eq!(spec.kept_positions(1000.0), 1000.0);
-        // One layer has all, five have two windows and a chunk.
-        let layers = |five: f64| (6000.0 + 5.0 * five) / 6.0;
-        assert!((spec.kept_positions(6000.0) - layers(4.0 * 1152.0)).abs() < 1e-6);
-        assert!((spec.seen_positions(6000.0) - layers(512.0)).abs() < 1e-6);
+        assert_eq!(spec.kept_positions(1000), [1000; 6]);
+        // One layer has all, five have two windows and a chunk of each of four sequences.
+        let windowed = 4 * 1152;
+        let mut expected = [windowed; 6];
+        expected[1] = 6000;
+        assert_eq!(spec.kept_positions(6000), expected);
+        let seen = (6000.0 + 5.0 * 512.0) / 6.0;
+        assert!((spec.seen_positions(6000.0) - seen).abs() < 1e-6);
         let all = ModelProfileSpec {
             windowed_layers: 0,
             attention_window: 0,
+            full_attention_layers: Vec::new(),
             ..spec
         };
-        assert_eq!(all.kept_positions(6000.0), 6000.0);
+        assert_eq!(all.kept_positions(6000), [6000; 6]);
+    }
+
+    #[test]
+    fn without_a_list_the_last_of_every_few_layers_sees_all() {
+        for (layers, windowed_layers, full) in [
+            (12, 10, &[5, 11][..]),
+            // The models of 62 and 26 layers have two more at their ends.
+            (26, 22, &[5, 11, 17, 23]),
+            (62, 52, &[5, 11, 17, 23, 29, 35, 41, 47, 53, 59]),
+            (5, 3, &[1, 3]),
+            (3, 3, &[]),
+            (2, 0, &[0, 1]),
+        ] {
+            let spec = ModelProfileSpec {
+                layers,
+                windowed_layers,
+                full_attention_layers: Vec::new(),
+                ..profile().spec
+            };
+            let kept = spec.kept_positions(9000);
+            assert_eq!(kept.len(), layers as usize);
+            let seen = (0..kept.len()).filter(|&index| kept[index] == 9000);
+            assert_eq!(seen.collect::<Vec<_>>(), full, "{layers}");
+        }
     }
 
     #[test]
@@ -441,6 +499,13 @@ mod tests {
         let yaml = serde_saphyr::to_string(&profile()).unwrap();
         assert_eq!(ModelProfile::from_yaml("m.yaml", &yaml).unwrap(), profile());
         for (from, to, named) in [
+            ("  - 1\n", "  - 6\n", "spec.fullAttentionLayers"),
+            ("  - 1\n", "  - 1\n  - 1\n", "spec.fullAttentionLayers"),
+            (
+                "windowedLayers: 5",
+                "windowedLayers: 4",
+                "spec.fullAttentionLayers",
+            ),
             ("layers: 6", "layers: 0", "spec.layers"),
             ("bytes: 850", "bytes: -850", "spec.layerWeights[0].bytes"),
             (

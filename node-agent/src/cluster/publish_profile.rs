@@ -298,6 +298,7 @@ mod tests {
             quantized_kv_bytes_per_position_and_layer: 2176,
             windowed_layers: 40,
             attention_window: 1024,
+            full_attention_layers: (1..=8).map(|n| 6 * n - 1).collect(),
             layer_weights: vec![weights.clone(); 3],
             expert_weights: vec![weights.clone(); 2],
             largest_part_bytes: 1 << 28,

@@ -46,10 +46,9 @@ pub fn model_profile(name: &str, gguf: &Gguf) -> Result<ModelProfileSpec, Refuse
         let bytes = layers.map(|layer| layer.attention.kv_bytes(format));
         bytes.max().unwrap_or(0) as i64
     };
-    let windows = model
-        .layers
-        .iter()
-        .filter_map(|layer| layer.attention.window);
+    let layers = model.layers.iter();
+    let windows: Vec<Option<usize>> = layers.map(|layer| layer.attention.window).collect();
+    let given = windows.iter().flatten();
     Ok(ModelProfileSpec {
         architecture: model.architecture.to_owned(),
         parts: model.parts().iter().map(ToString::to_string).collect(),
@@ -61,8 +60,9 @@ pub fn model_profile(name: &str, gguf: &Gguf) -> Result<ModelProfileSpec, Refuse
         trained_context_length: model.context_length as i32,
         kv_bytes_per_position_and_layer: kv_bytes(KvFormat::F16),
         quantized_kv_bytes_per_position_and_layer: kv_bytes(KvFormat::Q8_0),
-        windowed_layers: windows.clone().count() as i32,
-        attention_window: windows.max().unwrap_or(0) as i32,
+        windowed_layers: given.clone().count() as i32,
+        attention_window: given.max().copied().unwrap_or(0) as i32,
+        full_attention_layers: full_attention_layers(&windows),
         layer_weights: by_format(in_layers.chain(of_experts())),
         expert_weights: by_format(of_experts()),
         largest_part_bytes: model.layers.iter().map(largest_part).max().unwrap_or(0),
@@ -71,6 +71,17 @@ pub fn model_profile(name: &str, gguf: &Gguf) -> Result<ModelProfileSpec, Refuse
         output_weights: by_format([&model.output_head]),
         embedding_bytes: byte_count(&model.embedding.bytes),
     })
+}
+
+/// Indexes of the layers without a window, if others have one.
+fn full_attention_layers(windows: &[Option<usize>]) -> Vec<i32> {
+    let full = windows.iter().enumerate();
+    let full = full.filter(|(_, window)| window.is_none());
+    let full: Vec<i32> = full.map(|(index, _)| index as i32).collect();
+    match full.len() == windows.len() {
+        true => Vec::new(),
+        false => full,
+    }
 }
 
 /// Bytes of the largest matrix of a layer, of whose experts all count as one.
@@ -182,6 +193,15 @@ mod tests {
         let names: Vec<&str> = ModelPart::ALL.iter().map(|part| part.name()).collect();
         let computed = status.computed_parts();
         assert!(computed.len() > 40 && computed.iter().all(|part| names.contains(part)));
+    }
+
+    #[test]
+    fn layers_without_a_window_are_listed_where_others_have_one() {
+        let (full, windowed) = (None, Some(512));
+        let listed = full_attention_layers(&[windowed, full, windowed, windowed, full]);
+        assert_eq!(listed, [1, 4]);
+        assert!(full_attention_layers(&[windowed; 3]).is_empty());
+        assert!(full_attention_layers(&[full; 3]).is_empty());
     }
 
     #[test]

@@ -198,7 +198,7 @@ struct Share<'a> {
     gpu_layers: i64,
     /// Weights of a layer.
     layer_bytes: i64,
-    /// KV cache of a layer, on the processor and on a GPU, which has it as F16.
+    /// KV caches of all its layers, on the processor and on a GPU, which has them as F16.
     kv_bytes: i64,
     gpu_kv_bytes: i64,
     /// Only of rank 0, and on the processor or on a GPU.
@@ -222,8 +222,23 @@ impl<'a> Share<'a> {
         let windows = member.windows.iter();
         let layers: i64 = windows.map(|w| w.last.saturating_sub(w.first) as i64).sum();
         let gpu_layers: i64 = member.windows.iter().map(|w| w.gpu_layers as i64).sum();
-        let kept = spec.kept_positions(options.context_tokens as f64) as i64;
-        let positions = kept * options.concurrent_requests as i64;
+        let kept = spec.kept_positions(options.context_tokens);
+        let (mut positions, mut gpu_positions) = (0, 0);
+        for window in &member.windows {
+            for layer in window.first..window.last {
+                // One that the model lacks is found elsewhere.
+                let kept = kept.get(layer).copied().unwrap_or_default() as i64;
+                match layer + window.gpu_layers >= window.last {
+                    true => gpu_positions += kept,
+                    false => positions += kept,
+                }
+            }
+        }
+        let kv_bytes = |dtype, positions: i64| {
+            let position = spec.kv_bytes(dtype);
+            let all = positions.saturating_mul(options.concurrent_requests as i64);
+            all.saturating_mul(position)
+        };
         let output_bytes = spec.output_weights.iter().map(|one| one.bytes).sum();
         let (head_bytes, gpu_head_bytes) = match (report.output_head_on_gpu, rank) {
             (true, _) => (0, output_bytes),
@@ -239,8 +254,8 @@ impl<'a> Share<'a> {
             cpu_layers: layers - gpu_layers,
             gpu_layers,
             layer_bytes: spec.layer_bytes(),
-            kv_bytes: spec.kv_bytes(options.kv_dtype) * positions,
-            gpu_kv_bytes: spec.kv_bytes(KvDtype::F16) * positions,
+            kv_bytes: kv_bytes(options.kv_dtype, positions),
+            gpu_kv_bytes: kv_bytes(KvDtype::F16, gpu_positions),
             head_bytes,
             gpu_head_bytes,
             draft_bytes,
@@ -272,12 +287,14 @@ fn gpu(
             true => share.streaming_room,
             false => 0,
         };
-        let layers = share.gpu_layers * (share.layer_bytes + share.gpu_kv_bytes) + streamed;
+        let layers = (share.gpu_layers * share.layer_bytes)
+            .saturating_add(share.gpu_kv_bytes)
+            .saturating_add(streamed);
         let what = match share.gpu_head_bytes {
             0 => "GPU memory for layers and KV cache",
             _ => "GPU memory for layers, KV cache and output head",
         };
-        findings.extend(share.exceeds(what, layers + share.gpu_head_bytes, limit));
+        findings.extend(share.exceeds(what, layers.saturating_add(share.gpu_head_bytes), limit));
     }
     let gpu = status.gpu_for(spec);
     let streams = gpu.is_some_and(|(_, gpu)| gpu.streams_weights && !gpu.unified_memory);
@@ -304,11 +321,11 @@ fn memory(
     spec: &ModelProfileSpec,
     findings: &mut Vec<Finding>,
 ) {
-    let shared_gpu_layers = match status.own_gpu_bytes(spec) {
-        Some(_) => 0,
-        None => share.gpu_layers,
+    let (shared_gpu_layers, shared_gpu_kv) = match status.own_gpu_bytes(spec) {
+        Some(_) => (0, 0),
+        None => (share.gpu_layers, share.gpu_kv_bytes),
     };
-    let kv = share.cpu_layers * share.kv_bytes + shared_gpu_layers * share.gpu_kv_bytes;
+    let kv = share.kv_bytes.saturating_add(shared_gpu_kv);
     // Metal maps them; for others they are copied.
     let copied = match status.gpu_for(spec) {
         Some((GpuBackend::Metal, _)) => 0,

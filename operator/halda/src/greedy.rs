@@ -113,7 +113,9 @@ fn fill(
             true => model.head_bytes + model.rank0_bytes,
             false => 0.0,
         };
-        let memory = device.memory_bytes - model.buffer_bytes - beside;
+        // With one round this is enough for whatever layers these are.
+        let reserve = model.kv_reserve_bytes(device, 1);
+        let memory = device.memory_bytes - model.buffer_bytes - reserve - beside;
         let mut room = layers_in(memory, layer);
         if let Some(GpuCost {
             layer: cost,
@@ -122,7 +124,10 @@ fn fill(
         }) = &device.gpu
         {
             let on_gpu = match memory_bytes {
-                Some(bytes) => layers_in(bytes - model.gpu_buffer_bytes, gpu_layer),
+                Some(bytes) => {
+                    let beside = model.gpu_buffer_bytes + model.gpu_kv_reserve_bytes(1);
+                    layers_in(bytes - beside, gpu_layer)
+                }
                 // Unified memory: the GPU takes it all.
                 None => {
                     room = 0;

@@ -33,7 +33,7 @@ pub struct PlanningInput {
     pub left_out: Vec<(String, String)>,
 }
 
-/// Layers are taken as equal: each is the mean of all.
+/// Layers are taken as equal: each is the mean of all. KV caches are not, since each must fit where its layer is.
 #[derive(Clone, Debug)]
 pub struct ModelSizes {
     pub name: String,
@@ -43,6 +43,8 @@ pub struct ModelSizes {
     pub experts: ExpertWeights,
     /// KV cache of one layer for all the context that was asked for, on average over the layers.
     pub layer_kv_bytes: f64,
+    /// KV cache of each layer, as a multiple of the mean. Empty: all are alike.
+    pub kv_of_layers: Vec<f64>,
     /// What rank 0 holds beside its layers: output head and the rows of the embedding that are in use.
     pub head_bytes: f64,
     /// Of these, the output head's weights. Where rank 0's GPU has them, it has room for the logits of some rows, too.
@@ -50,13 +52,44 @@ pub struct ModelSizes {
     pub gpu_output_bytes: f64,
     /// What rank 0 has besides, all of which stays in memory: the logits of rows that it waits for, and a draft model.
     pub rank0_bytes: f64,
-    /// Activations and the process itself, and what KV cache a member may have beyond the average.
+    /// Activations and the process itself.
     pub buffer_bytes: f64,
     /// As `layer_kv_bytes` and `buffer_bytes`, for layers on GPUs, where the KV cache is F16.
     pub gpu_layer_kv_bytes: f64,
     pub gpu_buffer_bytes: f64,
     /// One position's activation on the wire.
     pub activation_bytes: f64,
+}
+
+impl ModelSizes {
+    /// The most that the KV caches of a member's layers can take in memory of `device` beyond the mean, in bytes, if they lie in so many windows.
+    /// Before all layers have a member, only their number is known.
+    pub fn kv_reserve_bytes(&self, device: &Device, windows: usize) -> f64 {
+        let shares_memory = |gpu: &GpuCost| gpu.memory_bytes.is_none();
+        let layer = match device.gpu.as_ref().is_some_and(shares_memory) {
+            true => self.layer_kv_bytes.max(self.gpu_layer_kv_bytes),
+            false => self.layer_kv_bytes,
+        };
+        layer * self.kv_excess(windows)
+    }
+
+    /// The same in a GPU's own memory.
+    pub fn gpu_kv_reserve_bytes(&self, windows: usize) -> f64 {
+        self.gpu_layer_kv_bytes * self.kv_excess(windows)
+    }
+
+    /// In units of the mean. No window exceeds it by more than the run of layers that exceeds it most, and all together not by more than all
+    /// layers above it.
+    pub fn kv_excess(&self, windows: usize) -> f64 {
+        let (mut run, mut largest, mut all) = (0.0_f64, 0.0_f64, 0.0_f64);
+        for layer in &self.kv_of_layers {
+            let more = layer - 1.0;
+            run = (run + more).max(0.0);
+            largest = largest.max(run);
+            all += more.max(0.0);
+        }
+        (windows as f64 * largest).min(all)
+    }
 }
 
 /// Of a layer's weights, those of its experts. A token uses a part of them, and reads those that are not in memory when it needs them.
@@ -469,23 +502,22 @@ fn usable<'a>(
 
 fn planned_model(model: &ModelProfile, options: &Options) -> ModelSizes {
     let spec = &model.spec;
-    let all = options.context_tokens as f64;
-    let kept = spec.kept_positions(all);
-    let kv_bytes = |dtype: KvDtype, positions: f64| {
+    let kept = spec.kept_positions(options.context_tokens);
+    let kept = kept.iter().map(|&positions| positions as f64);
+    let mean = kept.clone().sum::<f64>() / f64::from(spec.layers);
+    let kv_bytes = |dtype: KvDtype| {
         let requests = options.concurrent_requests as f64;
-        spec.kv_bytes(dtype) as f64 * positions * requests
+        spec.kv_bytes(dtype) as f64 * mean * requests
     };
-    // Layers that see all positions lie between those with windows, and a member may have one more of them than the average.
-    let buffer_bytes = |dtype| {
-        let latent = spec.parts.iter().any(|part| part == LATENT_ATTENTION);
-        let widths = if latent {
-            LATENT_BUFFER_WIDTHS
-        } else {
-            BUFFER_WIDTHS
-        };
-        let row = widths * f64::from(spec.hidden_size) + expert_numbers(spec);
-        PROCESS_BYTES + BUFFER_ROWS * row * F32_BYTES + kv_bytes(dtype, all - kept)
+    let alike = kept.clone().all(|positions| positions == mean);
+    let latent = spec.parts.iter().any(|part| part == LATENT_ATTENTION);
+    let widths = if latent {
+        LATENT_BUFFER_WIDTHS
+    } else {
+        BUFFER_WIDTHS
     };
+    let row = widths * f64::from(spec.hidden_size) + expert_numbers(spec);
+    let buffer_bytes = PROCESS_BYTES + BUFFER_ROWS * row * F32_BYTES;
     let output_bytes = bytes(&spec.output_weights);
     ModelSizes {
         name: model.metadata.name.clone(),
@@ -496,14 +528,18 @@ fn planned_model(model: &ModelProfile, options: &Options) -> ModelSizes {
             share: spec.expert_share(),
             misses: options.expert_misses,
         },
-        layer_kv_bytes: kv_bytes(options.kv_dtype, kept),
+        layer_kv_bytes: kv_bytes(options.kv_dtype),
+        kv_of_layers: match alike {
+            true => Vec::new(),
+            false => kept.map(|positions| positions / mean).collect(),
+        },
         head_bytes: output_bytes + EMBEDDING_SHARE * spec.embedding_bytes as f64,
         output_bytes,
         gpu_output_bytes: output_bytes + HEAD_ROWS * F32_BYTES * f64::from(spec.vocabulary_size),
         rank0_bytes: (options.logits_bytes(spec) + options.draft_bytes()) as f64,
-        buffer_bytes: buffer_bytes(options.kv_dtype),
-        gpu_layer_kv_bytes: kv_bytes(KvDtype::F16, kept),
-        gpu_buffer_bytes: buffer_bytes(KvDtype::F16),
+        buffer_bytes,
+        gpu_layer_kv_bytes: kv_bytes(KvDtype::F16),
+        gpu_buffer_bytes: buffer_bytes,
         activation_bytes: (options.activation_dtype.bytes() * spec.hidden_size as usize) as f64,
     }
 }

@@ -3,7 +3,8 @@
 //! It is the paper's (equations 11 to 20): a sum over the members, because one member at a time computes a token. It differs in these
 //! points, which are settled here and nowhere else:
 //!
-//! - The KV cache is never read from disk: it is memory of the process, so it must fit. Only weights overflow.
+//! - The KV cache is never read from disk: it is memory of the process, so it must fit. Only weights overflow. It is counted of the very layers
+//!   that a member holds, because layers with windows have smaller ones than others.
 //! - Reading from disk overlaps with work: entirely with other members' work, and with the member's own as far as the machine was measured
 //!   to do both at once ([`Overlap`]: a second of own work gains h seconds of reading, and loses l seconds for each second that is read
 //!   during it). A member has D bytes for weights, of which B are a read-ahead buffer. If it is short of o bytes, it streams S = o + B
@@ -29,7 +30,10 @@
 //!   the CPU, too ([`MemberLatency::gpu_from_rows`]). A layer takes as long as its weights take to get there, or as the GPU computes, if that
 //!   is longer. A last chunk that is part full costs a whole copy, which is not counted.
 
+use std::ops::Range;
+
 use crate::input::{Device, GpuCost, MemoryRule, ModelSizes, Overlap, PlanningInput, StreamedCost};
+use crate::windows::{Window, windows};
 
 /// Who runs what. `shares` has one entry per device of the input.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +42,14 @@ pub struct Assignment {
     /// Devices in ring order, rank 0 first.
     pub ring: Vec<usize>,
     pub shares: Vec<LayerShare>,
+}
+
+impl Assignment {
+    /// Of each member, in ring order, one per round.
+    pub fn windows(&self) -> Vec<Vec<Window>> {
+        let shares = self.ring.iter().map(|&index| self.shares[index]);
+        windows(&shares.collect::<Vec<_>>(), self.rounds)
+    }
 }
 
 /// Layers of one device in all rounds together.
@@ -91,6 +103,8 @@ pub struct MemberLatency {
     /// Weights on the CPU, KV cache and buffers, and a draft model.
     pub memory_bytes: f64,
     pub gpu_memory_bytes: f64,
+    /// Of both, for KV caches.
+    pub kv_bytes: f64,
     pub output_head_on_gpu: bool,
     /// From so many rows of a pass on, layers on the CPU are computed on the GPU. `None`: they never are.
     pub gpu_from_rows: Option<usize>,
@@ -175,12 +189,14 @@ fn predict_with(
 ) -> Result<Latency, Violation> {
     let rounds = assignment.rounds as f64;
     let mut members = Vec::with_capacity(assignment.ring.len());
-    for (rank, &index) in assignment.ring.iter().enumerate() {
+    let caches = kv_bytes(&input.model, assignment);
+    for (rank, (&index, kv)) in assignment.ring.iter().zip(caches).enumerate() {
         let next = assignment.ring[(rank + 1) % assignment.ring.len()];
         let share = assignment.shares[index];
-        let extras = gpu_extras(&input.model, &input.devices[index], share, rank == 0, first);
+        let device = &input.devices[index];
+        let extras = gpu_extras(&input.model, device, share, kv, rank == 0, first);
         let mut member = work(input, index, share, rank == 0, rounds, extras);
-        memory(input, index, share, rank == 0, &mut member)?;
+        memory(input, index, share, kv, rank == 0, &mut member)?;
         if assignment.ring.len() > 1 {
             let hop = input.hops[index][next];
             member.hop_seconds = rounds * hop.decode_seconds;
@@ -214,6 +230,37 @@ fn predict_with(
         prompt_seconds: traversal + (chunks(input) - 1.0) * slowest + members[0].head_seconds,
         members,
     })
+}
+
+/// What the KV caches of a member's layers take.
+#[derive(Clone, Copy)]
+struct KvBytes {
+    on_cpu: f64,
+    on_gpu: f64,
+}
+
+/// Of each member, in ring order.
+fn kv_bytes(model: &ModelSizes, assignment: &Assignment) -> Vec<KvBytes> {
+    let bytes = |on_cpu: f64, on_gpu: f64| KvBytes {
+        on_cpu: on_cpu * model.layer_kv_bytes,
+        on_gpu: on_gpu * model.gpu_layer_kv_bytes,
+    };
+    if model.kv_of_layers.is_empty() {
+        let shares = assignment
+            .ring
+            .iter()
+            .map(|&index| assignment.shares[index]);
+        return shares
+            .map(|share| bytes(share.cpu_layers as f64, share.gpu_layers as f64))
+            .collect();
+    }
+    let sum = |layers: Range<usize>| model.kv_of_layers[layers].iter().sum::<f64>();
+    let of_member = |windows: &Vec<Window>| {
+        let on_cpu = windows.iter().map(|w| sum(w.first..w.last - w.gpu_layers));
+        let on_gpu = windows.iter().map(|w| sum(w.last - w.gpu_layers..w.last));
+        bytes(on_cpu.sum(), on_gpu.sum())
+    };
+    assignment.windows().iter().map(of_member).collect()
 }
 
 /// Chunks of a prompt; a last one that is part full counts as that part.
@@ -265,6 +312,7 @@ fn gpu_extras(
     model: &ModelSizes,
     device: &Device,
     share: LayerShare,
+    kv: KvBytes,
     is_rank0: bool,
     first: GpuExtra,
 ) -> (Option<StreamedCost>, Option<f64>) {
@@ -275,7 +323,7 @@ fn gpu_extras(
     else {
         return (None, None);
     };
-    let mut room = available - gpu_layers_bytes(model, share);
+    let mut room = available - gpu_layers_bytes(model, share, kv);
     let mut streamed = None;
     let mut head = None;
     let extras = match first {
@@ -302,9 +350,8 @@ fn gpu_extras(
 }
 
 /// What layers take of a GPU's own memory.
-fn gpu_layers_bytes(model: &ModelSizes, share: LayerShare) -> f64 {
-    share.gpu_layers as f64 * (model.layer_bytes + model.gpu_layer_kv_bytes)
-        + model.gpu_buffer_bytes
+fn gpu_layers_bytes(model: &ModelSizes, share: LayerShare, kv: KvBytes) -> f64 {
+    share.gpu_layers as f64 * model.layer_bytes + kv.on_gpu + model.gpu_buffer_bytes
 }
 
 /// Bytes, the overflow, and what reading it adds to a chunk.
@@ -312,6 +359,7 @@ fn memory(
     input: &PlanningInput,
     index: usize,
     share: LayerShare,
+    kv: KvBytes,
     is_rank0: bool,
     member: &mut MemberLatency,
 ) -> Result<(), Violation> {
@@ -319,8 +367,9 @@ fn memory(
     let model = &input.model;
     let missing = |bytes: f64| (bytes > SLACK_BYTES).then_some(bytes);
     let mut layers = share.cpu_layers as f64;
-    let mut kv = layers * model.layer_kv_bytes;
+    let mut kv_here = kv.on_cpu;
     let mut copied = 0.0;
+    member.kv_bytes = kv.on_cpu + kv.on_gpu;
     if share.gpu_layers > 0 {
         let gpu_layers = share.gpu_layers as f64;
         match &device.gpu {
@@ -328,7 +377,7 @@ fn memory(
             Some(GpuCost {
                 memory_bytes: None, ..
             }) => {
-                kv += gpu_layers * model.gpu_layer_kv_bytes;
+                kv_here += kv.on_gpu;
                 match device.memory_rule {
                     MemoryRule::AllOrNothing => layers += gpu_layers,
                     // What was copied for a GPU cannot be read again.
@@ -339,7 +388,7 @@ fn memory(
                 memory_bytes: Some(available),
                 ..
             }) => {
-                member.gpu_memory_bytes = gpu_layers_bytes(model, share);
+                member.gpu_memory_bytes = gpu_layers_bytes(model, share, kv);
                 if member.output_head_on_gpu {
                     member.gpu_memory_bytes += model.gpu_output_bytes;
                 }
@@ -368,7 +417,7 @@ fn memory(
         head -= model.output_bytes;
     }
     let weights = layers * model.layer_bytes + head;
-    let fixed = kv + copied + draft + model.buffer_bytes;
+    let fixed = kv_here + copied + draft + model.buffer_bytes;
     member.memory_bytes = weights + fixed;
     if let Some(missing_bytes) = missing(fixed - device.memory_bytes) {
         return Err(Violation::Memory {

@@ -30,6 +30,7 @@ mod order;
 pub mod plan;
 pub mod reference;
 pub mod search;
+pub mod windows;
 
 pub use input::{InputError, Options, PlanningInput};
 pub use plan::{Plan, PlanError, PlanReport, plan};

@@ -14,6 +14,9 @@
 //! | y | `read_again` (macOS with Metal) | each device |
 //! | C, P | `cycle`, the time of a round; `slowest`, the slowest stage of a prompt | the ring |
 //!
+//! How many layers a device has is decided here, and not which. So where layers differ in their KV caches, each counts as the mean, and a
+//! reserve is kept beside ([`Program::kv_windows`]).
+//!
 //! Bytes are in units of 64 MiB and seconds in milliseconds here, so that numbers are of one order.
 //!
 //! A ring of one member has no hops; such rings are enumerated elsewhere (`search`), so here at least two take part.
@@ -31,6 +34,9 @@ use formulation::{Columns, formulate};
 pub struct Program<'a> {
     pub input: &'a PlanningInput,
     pub rounds: usize,
+    /// Of a member's windows, for how many there is a reserve of memory, in case their layers' KV caches are the largest. With one for each round,
+    /// all plans fit; with fewer, less memory is left unused.
+    pub kv_windows: usize,
     /// Only solutions that take fewer seconds are of interest.
     pub below_seconds: f64,
     /// Continuous variables only: a bound in a fraction of the time.

@@ -8,9 +8,10 @@ use prima_crds::quantity::rounded;
 use serde::Serialize;
 
 use crate::found::{Found, evaluate};
-use crate::input::{ExpertWeights, HopCost, InputError, ModelSizes, PlanningInput};
-use crate::latency::{Assignment, LayerShare, MemberLatency};
+use crate::input::{ExpertWeights, HopCost, InputError, PlanningInput};
+use crate::latency::{Assignment, MemberLatency};
 use crate::search::{Effort, search};
+use crate::windows::Window;
 
 /// A ring, and why this one.
 #[derive(Clone, Debug)]
@@ -28,14 +29,6 @@ pub struct PlannedMember {
     pub windows: Vec<Window>,
 }
 
-/// Layers `first..last`, of which the last `gpu_layers` run on the GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
-    pub first: usize,
-    pub last: usize,
-    pub gpu_layers: usize,
-}
-
 /// What people and programs read of a plan.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -49,7 +42,8 @@ pub struct PlanReport {
     pub ttft_milliseconds: f64,
     pub prompt_tokens: usize,
     pub answer_tokens: usize,
-    /// No plan answers such a request faster by more than this share of its time, within the model.
+    /// No plan answers such a request faster by more than this share of its time, within the model. Where layers differ in their KV caches, this
+    /// leaves out plans that fit only because a member happens to hold the small ones.
     pub proven_gap_percent: f64,
     pub members: Vec<MemberReport>,
     pub bottleneck: Bottleneck,
@@ -82,7 +76,7 @@ pub struct MemberReport {
     pub memory_bytes: u64,
     pub memory_budget_bytes: u64,
     pub gpu_memory_bytes: u64,
-    /// Of both: for the KV cache of all requests together.
+    /// Of both: for the KV caches of the layers that it holds, of all requests together.
     pub kv_bytes: u64,
     /// Weights that do not fit: they are read for every token, and experts when they are needed.
     pub overflow_bytes: u64,
@@ -197,45 +191,13 @@ pub fn plan(input: &PlanningInput) -> Result<Plan, PlanError> {
 }
 
 fn members(input: &PlanningInput, found: &Found) -> Vec<PlannedMember> {
-    let Assignment {
-        rounds,
-        ring,
-        shares,
-    } = &found.assignment;
-    let in_order: Vec<LayerShare> = ring.iter().map(|&index| shares[index]).collect();
-    ring.iter()
-        .zip(windows(&in_order, *rounds))
+    let ring = found.assignment.ring.iter();
+    ring.zip(found.assignment.windows())
         .map(|(&index, windows)| PlannedMember {
             name: input.devices[index].name.clone(),
             windows,
         })
         .collect()
-}
-
-/// What the KV caches of a member's layers take.
-fn kv_bytes(model: &ModelSizes, share: LayerShare) -> f64 {
-    let on_gpu = share.gpu_layers as f64;
-    let on_cpu = share.layers() as f64 - on_gpu;
-    on_cpu * model.layer_kv_bytes + on_gpu * model.gpu_layer_kv_bytes
-}
-
-/// The windows of members with `shares`, in ring order: one row per member, one window per round. Each share is spread evenly
-/// over the rounds (earlier rounds take the rest), and layers are counted through the ring round after round.
-pub fn windows(shares: &[LayerShare], rounds: usize) -> Vec<Vec<Window>> {
-    let mut windows = vec![Vec::with_capacity(rounds); shares.len()];
-    let mut next = 0;
-    for round in 0..rounds {
-        for (member, share) in windows.iter_mut().zip(shares) {
-            let last = next + part(share.layers(), rounds, round);
-            member.push(Window {
-                first: next,
-                last,
-                gpu_layers: part(share.gpu_layers, rounds, round),
-            });
-            next = last;
-        }
-    }
-    windows
 }
 
 /// Of a member whose layers on the CPU have so many bytes of `experts`.
@@ -246,11 +208,6 @@ fn expert_hit_percent(bytes: f64, experts: &ExpertWeights, latency: &MemberLaten
         false => experts.misses * latency.missing_expert_bytes / bytes,
     };
     (bytes > 0.0).then_some(100.0 * (1.0 - missed))
-}
-
-/// Part `i` of `total`, split into `parts` numbers that differ by at most one, the larger ones first.
-fn part(total: usize, parts: usize, i: usize) -> usize {
-    total / parts + usize::from(i < total % parts)
 }
 
 fn report(input: &PlanningInput, found: &Found) -> PlanReport {
@@ -285,7 +242,7 @@ fn report(input: &PlanningInput, found: &Found) -> PlanReport {
             memory_bytes: latency.memory_bytes as u64,
             memory_budget_bytes: device.memory_bytes as u64,
             gpu_memory_bytes: latency.gpu_memory_bytes as u64,
-            kv_bytes: kv_bytes(&input.model, share) as u64,
+            kv_bytes: latency.kv_bytes.round() as u64,
             overflow_bytes: latency.lacking_bytes() as u64,
             read_bytes_per_token: latency.read_bytes() as u64,
             expert_hit_percent,

@@ -1,11 +1,14 @@
 //! The search around the program of `milp`: rings of one member, numbers of rounds, and the order of the ring. Decides which programs need
 //! not be solved, because their bound is hardly better than the best known answer, and how good that answer is proven to be.
+//!
+//! Every answer is weighed by [`crate::latency`], which knows the layers of each member. Where their KV caches do not fit in truth, the program is
+//! solved once more, with memory for the largest that so many windows can have.
 
 use crate::found::{Found, evaluate};
 use crate::greedy::first_answer;
 use crate::input::{Device, PlanningInput};
 use crate::latency::LayerShare;
-use crate::milp::{self, Program, SolverOutcome};
+use crate::milp::{self, Program, Solution, SolverOutcome};
 use crate::order;
 
 /// How long the search may take and how exact it must be.
@@ -64,6 +67,7 @@ pub fn search(input: &PlanningInput, effort: Effort) -> Option<Found> {
     let program = |rounds, below_seconds, relaxed| Program {
         input,
         rounds,
+        kv_windows: 1,
         below_seconds,
         relaxed,
         ordered,
@@ -94,15 +98,28 @@ pub fn search(input: &PlanningInput, effort: Effort) -> Option<Found> {
             bound = bound.min(lower);
             continue;
         }
+        let weighed = |solution: Solution| {
+            let ring = match differ && !ordered {
+                true => order::cheapest(input, &solution.ring, rounds),
+                false => solution.ring,
+            };
+            evaluate(input, rounds, ring, solution.shares)
+        };
         match milp::solve(&program(rounds, below, false)) {
             SolverOutcome::Solved(solution) => {
                 // Nothing above `below` was looked at.
                 bound = bound.min(solution.bound_seconds.max(lower).min(below));
-                let ring = match differ && !ordered {
-                    true => order::cheapest(input, &solution.ring, rounds),
-                    false => solution.ring,
-                };
-                if let Some(found) = evaluate(input, rounds, ring, solution.shares)
+                let mut found = weighed(solution);
+                if found.is_none() && !input.model.kv_of_layers.is_empty() {
+                    let most = Program {
+                        kv_windows: rounds,
+                        ..program(rounds, below, false)
+                    };
+                    if let SolverOutcome::Solved(solution) = milp::solve(&most) {
+                        found = weighed(solution);
+                    }
+                }
+                if let Some(found) = found
                     && found.seconds < known
                 {
                     best = Some(found);

@@ -6,7 +6,7 @@ use prima_halda::input::{
     Device, ExpertWeights, GpuCost, HopCost, LayerCost, MemoryRule, ModelSizes, Overlap,
     PlanningInput, StreamedCost, Workload,
 };
-use prima_halda::latency::{Assignment, LayerShare, predict, request_seconds};
+use prima_halda::latency::{Assignment, LayerShare, SLACK_BYTES, predict, request_seconds};
 use prima_halda::reference;
 use prima_halda::search::{Effort, search};
 
@@ -159,6 +159,7 @@ fn instance(seed: u64) -> PlanningInput {
                 _ => ExpertWeights::default(),
             },
             layer_kv_bytes: kv * quantized,
+            kv_of_layers: Vec::new(),
             head_bytes: head,
             output_bytes: head * 0.8,
             gpu_output_bytes: head * 0.9,
@@ -187,6 +188,22 @@ fn instance(seed: u64) -> PlanningInput {
         },
         left_out: Vec::new(),
     }
+}
+
+/// As `instance`, of a model in which every second or third layer has a KV cache ten times as large as the others'.
+fn with_windows(seed: u64) -> PlanningInput {
+    let mut input = instance(seed);
+    let period = 2 + seed as usize % 2;
+    let size = |number: usize| match number.is_multiple_of(period) {
+        true => 1.0,
+        false => 0.1,
+    };
+    let sizes: Vec<f64> = (1..=input.model.layers).map(size).collect();
+    let mean = sizes.iter().sum::<f64>() / sizes.len() as f64;
+    input.model.kv_of_layers = sizes.iter().map(|size| size / mean).collect();
+    input.model.layer_kv_bytes *= 2.0;
+    input.model.gpu_layer_kv_bytes *= 2.0;
+    input
 }
 
 fn gpu_of_its_own(device: &mut Device) -> Option<&mut GpuCost> {
@@ -417,6 +434,66 @@ fn the_papers_algorithm_is_never_better() {
     assert!(
         compared > INSTANCES as usize / 4 && worse > compared / 10,
         "{compared} {worse}"
+    );
+}
+
+/// Which layers a member gets follows from the whole plan, so the solver may miss the best. What it finds fits, and it seldom finds nothing.
+#[test]
+fn plans_fit_where_layers_differ_in_their_kv_caches() {
+    let (mut possible, mut planned, mut near) = (0, 0, 0);
+    for seed in 0..INSTANCES / 4 {
+        let input = with_windows(seed);
+        let enumerated = enumerate(&input);
+        possible += usize::from(enumerated.is_some());
+        let Some(found) = search(&input, EXACT) else {
+            continue;
+        };
+        planned += 1;
+        let Assignment {
+            rounds,
+            ring,
+            shares,
+        } = &found.assignment;
+        // Layers of each device on its processor and on its GPU, in units of the mean.
+        let mut kv = vec![(0.0, 0.0); input.devices.len()];
+        let mut layers = input.model.kv_of_layers.iter();
+        for round in 0..*rounds {
+            for &member in ring {
+                let of = |all: usize| all / rounds + usize::from(round < all % rounds);
+                let on_gpu = of(shares[member].gpu_layers);
+                let on_cpu = of(shares[member].layers()) - on_gpu;
+                kv[member].0 += layers.by_ref().take(on_cpu).sum::<f64>();
+                kv[member].1 += layers.by_ref().take(on_gpu).sum::<f64>();
+            }
+        }
+        assert_eq!(layers.len(), 0, "seed {seed}: a layer is left");
+        let model = &input.model;
+        for &member in ring {
+            let device = &input.devices[member];
+            let (on_cpu, on_gpu) = kv[member];
+            let on_gpu = on_gpu * model.gpu_layer_kv_bytes;
+            let mut needed = on_cpu * model.layer_kv_bytes + model.buffer_bytes;
+            match device.gpu.as_ref().map(|gpu| gpu.memory_bytes) {
+                Some(Some(available)) if shares[member].gpu_layers > 0 => {
+                    let weights = shares[member].gpu_layers as f64 * model.layer_bytes;
+                    let needed = weights + on_gpu + model.gpu_buffer_bytes;
+                    assert!(needed <= available + SLACK_BYTES, "seed {seed}");
+                }
+                _ => needed += on_gpu,
+            }
+            assert!(needed <= device.memory_bytes + SLACK_BYTES, "seed {seed}");
+        }
+        let (least, _) = enumerated.expect("what was planned is possible");
+        assert!(
+            found.seconds >= least - 1e-5 * least - 1e-6,
+            "seed {seed}: {} is below {least}",
+            found.seconds
+        );
+        near += usize::from(found.seconds <= least * 1.05);
+    }
+    assert!(
+        planned * 10 > possible * 9 && near * 10 > possible * 8,
+        "of {possible}, {planned} are planned, {near} of them nearly as well as can be"
     );
 }
 

@@ -5,7 +5,8 @@
 use prima_crds::v1alpha1::model_profile::ModelProfile;
 use prima_crds::v1alpha1::node_profile::{GpuBackend, NodeProfile, NodeProfileStatus};
 use prima_halda::check::{Finding, check};
-use prima_halda::plan::{Bottleneck, MemberReport, PlanReport, PlannedMember, Window};
+use prima_halda::plan::{Bottleneck, MemberReport, PlanReport, PlannedMember};
+use prima_halda::windows::Window;
 use prima_halda::{Options, Plan};
 
 /// Of llama-3-8b: bytes of a layer, of its KV cache at 1024 positions, and of the output head.
@@ -339,6 +340,45 @@ fn memory_is_counted_to_the_byte() {
             memory("desk", "the KV cache and logits", stays, stays - 1)
         );
     }
+}
+
+/// Of the layers that see all positions, 0 is on the desk's processor, 15 on its GPU, and 5 and 31 are the laptop's.
+#[test]
+fn kv_caches_are_counted_layer_by_layer() {
+    let mut model = model();
+    model.spec.windowed_layers = 28;
+    model.spec.attention_window = 16;
+    model.spec.full_attention_layers = vec![0, 5, 15, 31];
+    // Of four sequences: two windows and a chunk each.
+    let windowed = 4096 * 4 * (2 * 16 + 128);
+    let processor = 4 * LAYER + KV + 3 * windowed + HEAD + LOGITS;
+    let gpu = 12 * LAYER + KV + 11 * windowed;
+    let laptop = 16 * LAYER + 2 * KV + 14 * windowed;
+    let options = Options {
+        context_tokens: POSITIONS,
+        ..Options::default()
+    };
+    let with = |processor, gpu, laptop| {
+        let mut nodes = nodes();
+        let status = nodes[0].status.as_mut().unwrap();
+        status.memory.available_bytes = processor;
+        gpu_memory(status, gpu);
+        nodes[1].status.as_mut().unwrap().memory.available_bytes = laptop;
+        check(&plan(), &model, &nodes, &options)
+    };
+    assert_eq!(with(processor, gpu, laptop), []);
+    assert_eq!(
+        with(processor - 1, gpu, laptop),
+        memory("desk", WITHOUT_DISK, processor, processor - 1)
+    );
+    assert_eq!(
+        with(processor, gpu - 1, laptop),
+        memory("desk", ON_GPU, gpu, gpu - 1)
+    );
+    assert_eq!(
+        with(processor, gpu, laptop - 1),
+        memory("laptop", WITHOUT_DISK, laptop, laptop - 1)
+    );
 }
 
 #[test]

@@ -55,6 +55,7 @@ fn input(devices: Vec<Device>) -> PlanningInput {
             layer_bytes: GB,
             experts: ExpertWeights::default(),
             layer_kv_bytes: 0.0,
+            kv_of_layers: Vec::new(),
             head_bytes: 0.0,
             output_bytes: 0.0,
             gpu_output_bytes: 0.0,
@@ -409,6 +410,72 @@ fn layers_of_a_unified_gpu_lie_in_the_machines_memory() {
         latency(&input, 1, &[(3, 5)]).members[0].overflow_bytes,
         8.0 * GB,
     );
+}
+
+/// Layers 3 and 7 see all positions: their KV caches are 2.5 times the mean, the others' half of it.
+#[test]
+fn a_member_has_the_kv_caches_of_the_layers_that_it_gets() {
+    let mut input = input(vec![device(0.010), device(0.010)]);
+    input.model.layer_kv_bytes = 0.125 * GB;
+    input.model.gpu_layer_kv_bytes = 0.25 * GB;
+    input.model.kv_of_layers = vec![0.5, 0.5, 0.5, 2.5, 0.5, 0.5, 0.5, 2.5];
+    let kv = |found: &Latency| [found.members[0].kv_bytes, found.members[1].kv_bytes];
+    let half = 0.125 * (2.5 + 3.0 * 0.5) * GB;
+    let once = latency(&input, 1, &[(4, 0), (4, 0)]);
+    assert_eq!(kv(&once), [half, half]);
+    // Windows of two layers: both large ones are the second member's.
+    let large = 0.125 * (2.0 * 2.5 + 2.0 * 0.5) * GB;
+    let twice = latency(&input, 2, &[(4, 0), (4, 0)]);
+    assert_eq!(kv(&twice), [0.125 * 4.0 * 0.5 * GB, large]);
+    equal(twice.members[0].memory_bytes, 4.25 * GB);
+    equal(twice.members[1].memory_bytes, 4.75 * GB);
+
+    // The last layer of each window is on the GPU.
+    let mut with_gpu = input.clone();
+    with_gpu.devices[1].gpu = Some(gpu(Some(4.0 * GB)));
+    let found = latency(&with_gpu, 2, &[(4, 0), (2, 2)]);
+    let second = found.members[1];
+    equal(second.memory_bytes, (2.0 + 0.125) * GB);
+    equal(second.gpu_memory_bytes, (2.0 + 1.25) * GB);
+    equal(second.kv_bytes, (0.125 + 1.25) * GB);
+
+    // Memory is enough for four means, but not for these.
+    input.devices[1].memory_bytes = 0.625 * GB;
+    input.devices[1].disk_bytes_per_second = Some(GB);
+    latency(&input, 1, &[(4, 0), (4, 0)]);
+    assert_eq!(
+        predict(&input, &assignment(2, &[(4, 0), (4, 0)])).unwrap_err(),
+        Violation::Memory {
+            device: 1,
+            missing_bytes: 0.125 * GB,
+        }
+    );
+}
+
+/// As above: a window of layers exceeds the mean by no more than its one large layer does.
+#[test]
+fn the_reserve_for_kv_caches_is_that_of_the_largest_windows() {
+    let mut model = input(vec![device(0.010)]).model;
+    assert_eq!(model.kv_excess(3), 0.0);
+    model.kv_of_layers = vec![0.5, 0.5, 0.5, 2.5, 0.5, 0.5, 0.5, 2.5];
+    equal(model.kv_excess(1), 1.5);
+    equal(model.kv_excess(2), 3.0);
+    // There are two large ones.
+    equal(model.kv_excess(5), 3.0);
+    // Two that are next to each other are in one window.
+    model.kv_of_layers = vec![0.5, 0.5, 2.5, 2.5, 0.5, 0.5, 0.5, 0.5];
+    equal(model.kv_excess(1), 3.0);
+
+    // In bytes: where a GPU has memory of its own, the machine holds the processor's layers only.
+    model.layer_kv_bytes = 0.125 * GB;
+    model.gpu_layer_kv_bytes = 0.25 * GB;
+    let mut device = device(0.010);
+    equal(model.gpu_kv_reserve_bytes(1), 0.75 * GB);
+    equal(model.kv_reserve_bytes(&device, 1), 0.375 * GB);
+    device.gpu = Some(gpu(Some(GB)));
+    equal(model.kv_reserve_bytes(&device, 1), 0.375 * GB);
+    device.gpu = Some(gpu(None));
+    equal(model.kv_reserve_bytes(&device, 1), 0.75 * GB);
 }
 
 #[test]

@@ -70,7 +70,7 @@ pub fn windows(shares: &[usize], rounds: usize) -> Result<Vec<Vec<PlannedWindow>
         gpu_layers: 0,
     };
     let shares: Vec<LayerShare> = shares.iter().map(on_cpu).collect();
-    let windows = prima_halda::plan::windows(&shares, rounds);
+    let windows = prima_halda::windows::windows(&shares, rounds);
     Ok(windows.iter().map(|member| plan::windows(member)).collect())
 }
 

@@ -85,7 +85,7 @@ struct Work {
     head: Terms,
     /// How much memory is lacking for all of it: above 0, it does not fit.
     lacking: Terms,
-    /// Buffers minus memory: below 0, there is room.
+    /// Buffers and the reserve for KV cache minus memory: below 0, there is room.
     room: f64,
 }
 
@@ -269,7 +269,8 @@ impl<'a> Formulation<'a> {
         let weights: Terms = weights
             .map(|&(layers, _)| (layers, model.layer_bytes * units))
             .collect();
-        let room = (model.buffer_bytes - device.memory_bytes) * units;
+        let reserve = model.kv_reserve_bytes(device, self.program.kv_windows);
+        let room = (model.buffer_bytes + reserve - device.memory_bytes) * units;
         let lacking = stays.iter().chain(&weights).chain(&head).copied();
         let lacking = lacking.chain([(takes_part, room)]).collect();
         Work {
@@ -287,7 +288,8 @@ impl<'a> Formulation<'a> {
     fn gpu_memory(&mut self, available: f64, layers: Col, uses: Col, gpu_head: Option<(Col, f64)>) {
         let model = &self.program.input.model;
         let layer = (model.layer_bytes + model.gpu_layer_kv_bytes) / UNIT_BYTES;
-        let room = (model.gpu_buffer_bytes - available) / UNIT_BYTES;
+        let reserve = model.gpu_kv_reserve_bytes(self.program.kv_windows);
+        let room = (model.gpu_buffer_bytes + reserve - available) / UNIT_BYTES;
         let head = gpu_head.map(|(gpu_head, _)| (gpu_head, model.gpu_output_bytes / UNIT_BYTES));
         self.row(
             ..=0.0,
@@ -309,7 +311,8 @@ impl<'a> Formulation<'a> {
         let room = cost.room_bytes / UNIT_BYTES;
         let head = gpu_head.map(|(gpu_head, _)| (gpu_head, model.gpu_output_bytes / UNIT_BYTES));
         // Without the room, that of the layers says the same.
-        let most = (available - model.gpu_buffer_bytes).max(0.0) / UNIT_BYTES;
+        let reserve = model.gpu_kv_reserve_bytes(self.program.kv_windows);
+        let most = (available - model.gpu_buffer_bytes - reserve).max(0.0) / UNIT_BYTES;
         let terms = [(layers, layer), (streams, room)].into_iter().chain(head);
         self.row(..=most, terms);
     }
@@ -388,7 +391,8 @@ impl<'a> Formulation<'a> {
     fn most_lacking(&self) -> f64 {
         let model = &self.program.input.model;
         let kv = model.layer_kv_bytes.max(model.gpu_layer_kv_bytes);
-        let beside = model.head_bytes + model.rank0_bytes + model.buffer_bytes;
+        let reserve = kv * model.kv_excess(self.program.kv_windows);
+        let beside = model.head_bytes + model.rank0_bytes + model.buffer_bytes + reserve;
         (model.layers as f64 * (model.layer_bytes + kv) + beside) / UNIT_BYTES
     }
 
