@@ -18,7 +18,7 @@ vulkan=libvulkan1,mesa-vulkan-drivers,libegl1,libgl1,libglx0
 . /etc/os-release
 
 main() {
-    local architecture packages=(cmake libclang-dev mmdebstrap) targets=()
+    local architecture packages=(cmake make libclang-dev mmdebstrap) targets=()
     for architecture in "$@"; do
         [ "$architecture" = "$here" ] || packages+=("g++-$(gnu "$architecture" | tr _ -)")
         targets+=(--target "$(rust "$architecture")")

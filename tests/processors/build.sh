@@ -51,7 +51,7 @@ main() {
 # make_root FOLDER: Debian's unstable release, whose Release file may be some days old on a mirror.
 make_root() {
     mmdebstrap --quiet --variant=apt --architectures=amd64,arm64 --aptopt='Acquire::Check-Valid-Until "false"' \
-        --include=rustc,cargo,gcc,libc6-dev,gcc-aarch64-linux-gnu,g++-aarch64-linux-gnu,libstd-rust-dev:arm64,cmake,libclang-dev \
+        --include=rustc,cargo,gcc,libc6-dev,gcc-aarch64-linux-gnu,g++-aarch64-linux-gnu,libstd-rust-dev:arm64,cmake,make,libclang-dev \
         sid "$1" http://deb.debian.org/debian
     mkdir "$1"/{source,registry}
 }

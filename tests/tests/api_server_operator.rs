@@ -49,6 +49,8 @@ fn a_model_becomes_a_ring_and_leaves_nothing_behind() {
     let model = test.json(&["get", "model", "made-up"]);
     let status = &model["status"];
     assert_eq!(status["ringNodes"], members.len());
+    let all = format!("{0}/{0}", members.len());
+    assert_eq!(status["readyNodes"], all);
     assert_eq!(
         status["endpoint"],
         "http://made-up.default.svc.cluster.local/v1"

@@ -335,6 +335,7 @@ fn the_accounts_have_the_verbs_that_they_need_and_no_others() {
         ("services", "get list watch create patch"),
         ("endpointslices.discovery.k8s.io", "list watch create patch"),
         ("nodes", "list watch"),
+        ("resourcequotas", "list watch"),
         ("events.events.k8s.io", "create patch"),
         (
             "leases.coordination.k8s.io",
@@ -392,7 +393,7 @@ fn allowed(
 
 /// Which of these verbs on these resources the API server allows an account in the chart's namespace.
 fn allowed_now(api: &ApiServer, account: &str) -> BTreeSet<(String, String)> {
-    const RESOURCES: [&str; 20] = [
+    const RESOURCES: [&str; 21] = [
         "models.prima.dev",
         "models.prima.dev/status",
         "models.prima.dev/finalizers",
@@ -404,6 +405,7 @@ fn allowed_now(api: &ApiServer, account: &str) -> BTreeSet<(String, String)> {
         "endpointslices.discovery.k8s.io",
         "nodes",
         "nodes/status",
+        "resourcequotas",
         "events.events.k8s.io",
         "leases.coordination.k8s.io",
         "secrets",

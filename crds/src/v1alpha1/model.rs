@@ -34,7 +34,7 @@ use super::ring_plan::{ActivationDtype, FileVersion, KvDtype, Speed};
     validation = Rule::new("self.metadata.name.size() <= 50 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')")
         .message("metadata.name names a Service, too: expected a lower-case letter first, then letters, digits and '-', 50 characters at most"),
     printcolumn(name = "Model", type_ = "string", json_path = ".status.file"),
-    printcolumn(name = "Nodes", type_ = "integer", json_path = ".status.ringNodes"),
+    printcolumn(name = "Nodes", type_ = "string", json_path = ".status.readyNodes"),
     printcolumn(name = "Tok/s", type_ = "string", json_path = ".status.tokensPerSecond"),
     printcolumn(name = "Ready", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].status"#),
     printcolumn(name = "Status", type_ = "string", json_path = ".status.summary"),
@@ -216,6 +216,9 @@ pub struct ModelStatus {
     /// How many machines are in the ring.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ring_nodes: Option<i32>,
+    /// How many of them run their layers, and how many there are: `2/3`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_nodes: Option<String>,
     /// Tokens per second of one answer: as rank 0 measured it, or, before its first answers, as predicted (with a `~`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens_per_second: Option<String>,

@@ -32,7 +32,7 @@ use super::weights::{KEPT_FOR_OTHERS, Weights};
 use crate::local_header;
 
 const INTERVAL: Duration = Duration::from_secs(60);
-/// Of a namespace, the first by their paths. An object in the cluster has 1.5 MiB at most, and each file takes 2 kB of it at worst.
+/// Of a namespace. An object in the cluster has 1.5 MiB at most, and each file takes 2 kB of it at worst.
 const MOST_PATHS: usize = 64;
 
 /// Looks for ever.
@@ -76,7 +76,7 @@ pub async fn follow(
             continue;
         }
         again = Instant::now() + jittered(INTERVAL);
-        let (paths, weights) = (wanted.paths(), weights.clone());
+        let (paths, weights) = (wanted.paths(&seen), weights.clone());
         let looking = spawn_blocking(move || look(&paths, seen, in_container, weights.cache()));
         // A panic has been printed; what was seen is read again.
         seen = looking.await.unwrap_or_default();
@@ -114,27 +114,26 @@ impl WantedPaths {
         }
     }
 
-    /// What is looked for.
-    fn paths(&self) -> BTreeSet<String> {
-        let mut of_namespaces: BTreeMap<&str, BTreeSet<&String>> = BTreeMap::new();
+    /// What is looked for: before others what was `seen`, as rings may use it.
+    fn paths(&self, seen: &Seen) -> BTreeSet<String> {
+        let mut of_namespaces: BTreeMap<&str, BTreeSet<(bool, &String)>> = BTreeMap::new();
         for ((namespace, _), paths) in &self.0 {
+            let paths = paths.iter().map(|path| (!seen.contains_key(path), path));
             of_namespaces.entry(namespace).or_default().extend(paths);
         }
         for (namespace, paths) in &of_namespaces {
-            if let Some(first) = paths.iter().nth(MOST_PATHS) {
+            if let Some((_, first)) = paths.iter().nth(MOST_PATHS) {
                 tracing::warn!(
                     namespace,
                     first,
                     paths = paths.len(),
-                    "more files than a namespace may name on a machine: those from this one on are not looked for"
+                    "more files than a namespace may name on a machine: this one and others are not looked for"
                 );
             }
         }
         let paths = of_namespaces.into_values();
-        paths
-            .flat_map(|paths| paths.into_iter().take(MOST_PATHS))
-            .cloned()
-            .collect()
+        let paths = paths.flat_map(|paths| paths.into_iter().take(MOST_PATHS));
+        paths.map(|(_, path)| path.clone()).collect()
     }
 }
 
@@ -368,7 +367,11 @@ mod tests {
         let link = folder.path().join("link.gguf");
         std::os::unix::fs::symlink(&kept, &link).unwrap();
         let around = folder.path().join("cache/./of-another-namespace.gguf");
-        for path in [kept, link, around] {
+        let first = folder.path().join("m-00001-of-00002.gguf");
+        fs::write(&first, "own").unwrap();
+        let second = folder.path().join("m-00002-of-00002.gguf");
+        std::os::unix::fs::symlink(&kept, second).unwrap();
+        for path in [kept, link, around, first] {
             let paths = BTreeSet::from([path.display().to_string()]);
             let seen = look(&paths, Seen::new(), false, &fetched);
             let told = seen.into_values().next().unwrap().1.unwrap();
@@ -388,9 +391,15 @@ mod tests {
         let mut other = model("one", source("/z/b.gguf".to_owned()));
         other.metadata.namespace = Some("other".to_owned());
         wanted.seen(&other);
-        let paths: Vec<String> = wanted.paths().into_iter().collect();
-        assert_eq!(paths.len(), MOST_PATHS + 1);
-        assert_eq!(paths[MOST_PATHS - 1], "/a/0063.gguf");
-        assert_eq!(paths[MOST_PATHS], "/z/b.gguf");
+        let seen = |path: &str| Seen::from([(path.to_owned(), (Stamp::NoFile, None))]);
+        for (seen, last) in [
+            (Seen::new(), "/a/0063.gguf"),
+            (seen("/a/0999.gguf"), "/a/0999.gguf"),
+        ] {
+            let paths: Vec<String> = wanted.paths(&seen).into_iter().collect();
+            assert_eq!(paths.len(), MOST_PATHS + 1);
+            assert_eq!(paths[MOST_PATHS - 1], last);
+            assert_eq!(paths[MOST_PATHS], "/z/b.gguf");
+        }
     }
 }

@@ -86,11 +86,21 @@ impl Cache {
         })
     }
 
-    /// Whether a path leads to what is kept here, by whatever way.
+    /// Whether a model's path leads to what is kept here: that of any of its parts, by links, or where the same disk is mounted a second time.
     pub fn holds(&self, path: &Path) -> bool {
-        let folder = self.folder.canonicalize();
-        let path = path.canonicalize();
-        folder.is_ok_and(|folder| path.is_ok_and(|path| path.starts_with(folder)))
+        let identity = |path: &Path| {
+            let metadata = fs::metadata(path).ok()?;
+            Some((metadata.dev(), metadata.ino()))
+        };
+        let Some(folder) = identity(&self.folder) else {
+            return false;
+        };
+        let parts = part_paths(path).into_iter();
+        let mut parts = parts.filter_map(|part| part.canonicalize().ok());
+        parts.any(|part| {
+            part.ancestors()
+                .any(|above| identity(above) == Some(folder))
+        })
     }
 
     /// Where the files of this version of the source's model are kept.

@@ -25,6 +25,7 @@ use tokio::sync::MutexGuard;
 use tokio::time::sleep;
 
 use super::api_keys::KnownApiKeys;
+use super::conditions::member_status;
 use super::decide::{Decision, DecisionKind};
 use super::dereference::World;
 use super::{Context, ControllerError, event};
@@ -128,31 +129,36 @@ async fn clients_move(mut ending: impl Iterator<Item = &Arc<RingPlan>>, world: &
 /// Whether a token went round this ring, and all its machines are still there and have the addresses that the ring uses. The state alone
 /// does not tell: after an agent is killed, its last word stands until its successor takes it back, which may take a while.
 fn answers(plan: &RingPlan, world: &World) -> bool {
-    let has_members = has_members(plan, &world.machines, |rank| match rank {
+    let have_come = members_at(plan, &world.machines, |rank| match rank {
         0 => MemberState::Ready,
         _ => MemberState::Loaded,
     });
-    has_members && world.silent(plan).is_none()
+    have_come == plan.spec.members.len() && world.silent(plan).is_none()
 }
 
 /// Whether this ring has loaded, and no part of it is known to be lost.
 fn may_answer(plan: &RingPlan, machines: &[Machine]) -> bool {
-    has_members(plan, machines, |_| MemberState::Loaded)
+    loaded(plan, machines) == plan.spec.members.len()
 }
 
-fn has_members(plan: &RingPlan, machines: &[Machine], least: fn(usize) -> MemberState) -> bool {
-    let Some(status) = &plan.status else {
-        return false;
-    };
-    plan.spec.members.iter().enumerate().all(|(rank, member)| {
-        let state = status.members.iter().find(|one| one.name == member.name);
+/// How many members of this ring run their layers.
+pub fn loaded(plan: &RingPlan, machines: &[Machine]) -> usize {
+    members_at(plan, machines, |_| MemberState::Loaded)
+}
+
+/// How many members have come as far as this, by their rank, and are still there.
+fn members_at(plan: &RingPlan, machines: &[Machine], least: fn(usize) -> MemberState) -> usize {
+    let members = plan.spec.members.iter().enumerate();
+    let have_come = members.filter(|(rank, member)| {
+        let state = member_status(plan, member);
         let machine = machines.iter().find(|machine| machine.name == member.name);
         let is_there = |machine: &Machine| {
             let address = machine.address();
             machine.is_alive() && address.is_none_or(|address| Some(address) == member.host())
         };
-        machine.is_some_and(is_there) && state.is_some_and(|state| state.state >= least(rank))
-    })
+        machine.is_some_and(is_there) && state.is_some_and(|state| state.state >= least(*rank))
+    });
+    have_come.count()
 }
 
 /// Writes what belongs to one Model.
@@ -404,5 +410,40 @@ impl<'a> Writer<'a> {
             written.insert(key, (hash, object.resource_version()));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prima_crds::v1alpha1::ring_plan::RingPlanStatus;
+    use serde_json::json;
+
+    use super::*;
+    use crate::cluster::world::AgentState;
+    use crate::model_controller::test_world::{machine, ring};
+
+    #[test]
+    fn members_that_run_their_layers_and_are_there_count() {
+        let mut plan = RingPlan::clone(&ring(&[(0, 4)], 0, 0));
+        let mut other = plan.spec.members[0].clone();
+        other.name = "pi4".to_owned();
+        plan.spec.members.push(other);
+        let machines = [machine("desk"), machine("pi4")];
+        assert_eq!(loaded(&plan, &machines), 0);
+        let mut say = |states: [MemberState; 2]| {
+            let members = ["desk", "pi4"].into_iter().zip(states);
+            let members = members.map(|(name, state)| json!({"name": name, "state": state}));
+            let status = json!({"members": members.collect::<Vec<_>>()});
+            plan.status = Some(serde_json::from_value::<RingPlanStatus>(status).unwrap());
+            plan.clone()
+        };
+        let half = say([MemberState::Loading, MemberState::Loaded]);
+        assert_eq!(loaded(&half, &machines), 1);
+        let all = say([MemberState::Ready, MemberState::Loaded]);
+        assert_eq!(loaded(&all, &machines), 2);
+        let mut silent = machines.clone();
+        silent[0].agent = AgentState::Silent;
+        assert_eq!(loaded(&all, &silent), 1);
+        assert_eq!(loaded(&all, &machines[1..]), 1);
     }
 }

@@ -391,12 +391,9 @@ impl Case<'_> {
             http_port: Some(ports::http(slot)),
             ..self.skeleton.clone()
         };
-        let namespace = self.world.model.namespace();
-        let others = self.world.others.iter().map(|plan| &**plan);
-        let beside: Vec<&RingPlan> = others
-            .filter(|plan| plan.namespace() == namespace)
-            .collect();
-        match quota::refusal(&self.world.quotas, &spec, &beside) {
+        let world = self.world;
+        let namespace = world.model.namespace().unwrap_or_default();
+        match quota::refusal(&world.quotas, &namespace, &spec, &world.others) {
             None => Ok(spec),
             Some(message) => Err(DecisionKind::Impossible {
                 reason: "OverQuota",

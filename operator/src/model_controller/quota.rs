@@ -1,12 +1,13 @@
 //! How much of the machines a namespace's Models may take: what the cluster's administrators allow in a ResourceQuota there. How many Models
 //! (`count/models.prima.dev`) is the API server's to count; memory and requests are counted here, when a ring is planned. A ring that runs goes
-//! on if less is allowed later, as pods do.
+//! on if less is allowed later, as pods do. Of each Model its newest ring counts, so that none is refused because another one is being replaced.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::ResourceQuota;
 use kube::ResourceExt;
-use prima_crds::quantity::{Quantity, rounded};
+use prima_crds::quantity::{Quantity, QuantityError, rounded};
 use prima_crds::v1alpha1::ring_plan::{RingPlan, RingPlanSpec};
 
 /// What is counted, by its name in a quota's `spec.hard`.
@@ -15,31 +16,62 @@ const COUNTED: [(&str, fn(&RingPlanSpec) -> u64, fn(u64) -> String); 2] = [
     ("prima.dev/requests", requests, |count| count.to_string()),
 ];
 
-/// Why a ring may not run beside those of the namespace's other Models, if it may not.
+/// Why a ring may not run in a namespace, beside those of other Models, if it may not. `others`: of all namespaces.
 pub fn refusal(
     quotas: &[Arc<ResourceQuota>],
+    namespace: &str,
     spec: &RingPlanSpec,
-    others: &[&RingPlan],
+    others: &[Arc<RingPlan>],
 ) -> Option<String> {
+    let mut newest: BTreeMap<&str, &RingPlanSpec> = BTreeMap::new();
+    for plan in others {
+        if plan.metadata.namespace.as_deref() == Some(namespace) {
+            let of_model = newest.entry(&plan.spec.model.name).or_insert(&plan.spec);
+            if of_model.generation < plan.spec.generation {
+                *of_model = &plan.spec;
+            }
+        }
+    }
     let counted = COUNTED.iter();
     counted
         .flat_map(|counted| quotas.iter().map(move |quota| (counted, quota)))
         .find_map(|((resource, count, shown), quota)| {
             let hard = quota.spec.as_ref()?.hard.as_ref()?.get(*resource)?;
             let of = format!("ResourceQuota {}, {resource}", quota.name_any());
-            let Ok(hard) = hard.0.parse::<Quantity>() else {
+            let Some(hard) = number(&hard.0) else {
                 return Some(format!(
                     "{of}: expected a number such as 16 or 8Gi, found {}",
                     hard.0
                 ));
             };
-            let (hard, own) = (u64::from(hard), count(spec));
-            let taken: u64 = others.iter().map(|plan| count(&plan.spec)).sum();
-            (taken.saturating_add(own) > hard).then(|| {
-                let (hard, taken, own) = (shown(hard), shown(taken), shown(own));
-                format!("{of}: the namespace may take {hard}, its other Models take {taken}, this one would take {own}")
+            let own = count(spec);
+            let taken: u64 = newest.values().map(|spec| count(spec)).sum();
+            let over = taken.saturating_add(own).saturating_sub(hard);
+            (over > 0).then(|| {
+                let [hard, taken, own, over] = [hard, taken, own, over].map(shown);
+                format!("{of}: the namespace may take {hard}, its other Models take {taken}, and this one would take {own}, which is {over} too much")
             })
         })
+}
+
+/// A quantity as the API server keeps it: also in thousandths, and with exponents or units for more than any machine has.
+fn number(quantity: &str) -> Option<u64> {
+    if let Some(thousandths) = quantity.strip_suffix('m') {
+        return Some(thousandths.parse::<u64>().ok()? / 1000);
+    }
+    match quantity.parse::<Quantity>() {
+        Ok(bytes) => Some(bytes.into()),
+        Err(QuantityError::TooMuch { .. }) => Some(u64::MAX),
+        Err(QuantityError::Form { .. }) => {
+            let number = quantity.trim_end_matches('i').trim_end_matches(['P', 'E']);
+            let value: f64 = number.parse().ok()?;
+            // Rounds down, and to the largest there is.
+            (value >= 0.0).then_some(match number == quantity {
+                true => value as u64,
+                false => u64::MAX,
+            })
+        }
+    }
 }
 
 /// On all nodes together, GPUs' as well.
@@ -68,44 +100,78 @@ mod tests {
         vec![Arc::new(serde_json::from_value(quota).unwrap())]
     }
 
+    fn plan(namespace: &str, model: &str, generation: i64, memory_bytes: i64) -> Arc<RingPlan> {
+        let mut plan = RingPlan::clone(&ring(&[(0, 8)], memory_bytes, 0));
+        plan.metadata.namespace = Some(namespace.to_owned());
+        plan.spec.model.name = model.to_owned();
+        plan.spec.generation = generation;
+        Arc::new(plan)
+    }
+
     #[test]
     fn memory_of_all_models_is_counted_with_that_of_gpus() {
-        let (own, other) = (ring(&[(0, 8)], 4 * GIB, GIB), ring(&[(0, 8)], 3 * GIB, 0));
-        let refused = |hard: &str, others: &[&RingPlan]| {
-            refusal(&quota("prima.dev/memory", hard), &own.spec, others)
+        let own = ring(&[(0, 8)], 4 * GIB, GIB);
+        let refused = |hard: &str, others: &[Arc<RingPlan>]| {
+            refusal(&quota("prima.dev/memory", hard), "kids", &own.spec, others)
         };
         assert_eq!(refused("5Gi", &[]), None);
         let message = refused("5368709119", &[]).unwrap();
-        assert!(message.contains("may take 5.0 GiB"), "{message}");
-        assert_eq!(refused("8Gi", &[&other]), None);
-        let message = refused("7Gi", &[&other]).unwrap();
+        assert!(message.ends_with("which is 1 bytes too much"), "{message}");
+        let other = plan("kids", "other", 1, 3 * GIB);
+        assert_eq!(refused("8Gi", std::slice::from_ref(&other)), None);
+        let message = refused("7Gi", std::slice::from_ref(&other)).unwrap();
         assert_eq!(
             message,
-            "ResourceQuota home, prima.dev/memory: the namespace may take 7.0 GiB, its other Models take 3.0 GiB, this one would take 5.0 GiB"
+            "ResourceQuota home, prima.dev/memory: the namespace may take 7.0 GiB, its other Models take 3.0 GiB, \
+             and this one would take 5.0 GiB, which is 1.0 GiB too much"
         );
-        let message = refused("500m", &[]).unwrap();
-        assert!(message.contains("found 500m"), "{message}");
+        // Not the ring that is being replaced, and nothing of other namespaces.
+        let newer = plan("kids", "other", 2, GIB);
+        let elsewhere = plan("parents", "other", 1, 9 * GIB);
+        assert_eq!(refused("6Gi", &[other, newer, elsewhere]), None);
+    }
+
+    #[test]
+    fn quantities_are_read_as_the_api_server_keeps_them() {
+        for (text, found) in [
+            ("8Gi", Some(8 << 30)),
+            ("1181116006400m", Some(1_181_116_006)),
+            ("1e9", Some(1_000_000_000)),
+            ("2Pi", Some(u64::MAX)),
+            ("1E", Some(u64::MAX)),
+            ("-1", None),
+            ("many", None),
+        ] {
+            assert_eq!(number(text), found, "{text}");
+        }
+        let own = ring(&[(0, 8)], GIB, 0);
+        let message = refusal(&quota("prima.dev/memory", "many"), "kids", &own.spec, &[]);
+        assert!(message.unwrap().contains("found many"));
     }
 
     #[test]
     fn requests_at_once_are_counted() {
-        let other = ring(&[(0, 8)], 0, 0);
-        let mut own = other.spec.clone();
+        let other = [plan("kids", "other", 1, 0)];
+        let mut own = other[0].spec.clone();
         own.max_concurrent_requests = 4;
-        let at_once = i64::from(other.spec.max_concurrent_requests) + 4;
+        let at_once = i64::from(other[0].spec.max_concurrent_requests) + 4;
         let refused = |hard: i64| {
             let quota = quota("prima.dev/requests", &hard.to_string());
-            refusal(&quota, &own, &[&other])
+            refusal(&quota, "kids", &own, &other)
         };
         assert_eq!(refused(at_once), None);
         let message = refused(at_once - 1).unwrap();
-        assert!(message.contains("this one would take 4"), "{message}");
+        assert!(
+            message.ends_with("take 4, which is 1 too much"),
+            "{message}"
+        );
     }
 
     #[test]
     fn other_resources_and_no_quotas_refuse_nothing() {
         let own = ring(&[(0, 8)], GIB, 0);
-        assert_eq!(refusal(&[], &own.spec, &[]), None);
-        assert_eq!(refusal(&quota("pods", "0"), &own.spec, &[]), None);
+        assert_eq!(refusal(&[], "kids", &own.spec, &[]), None);
+        let pods = quota("pods", "0");
+        assert_eq!(refusal(&pods, "kids", &own.spec, &[]), None);
     }
 }

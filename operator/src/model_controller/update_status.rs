@@ -8,7 +8,7 @@ use prima_crds::v1alpha1::model::{Model, ModelStatus, NodeShare, ResolvedModel};
 use prima_crds::v1alpha1::ring_plan::{RingMember, RingPlan};
 use serde_json::json;
 
-use super::apply::{MANAGER, Ring};
+use super::apply::{self, MANAGER, Ring};
 use super::conditions::{self, line, member_status};
 use super::decide::{self, Decision};
 use super::dereference::World;
@@ -145,6 +145,10 @@ fn status(
             .or(before.and_then(|before| before.plan_generation)),
         ring: shown_plan.map(line),
         ring_nodes: shown_plan.map(|plan| plan.spec.members.len() as i32),
+        ready_nodes: shown_plan.map(|plan| {
+            let loaded = apply::loaded(plan, &world.machines);
+            format!("{loaded}/{}", plan.spec.members.len())
+        }),
         tokens_per_second,
         predicted,
         measured,

@@ -129,8 +129,6 @@ spec:
             - name: model-dir-{{ $index }}
               mountPath: {{ $path }}
               readOnly: true
-              # A disk that the node mounts there later, such as one on USB, is seen, too.
-              mountPropagation: HostToContainer
             {{- end }}
             {{- range $index, $claim := $values.persistentVolumeClaims }}
             - name: claim-{{ $index }}

@@ -16,6 +16,7 @@ use prima_weights::{
     Client, HeaderError, Hub, MAX_HEADER_BYTES, RemoteModel, RemoteModelError, Retry, model_profile,
 };
 use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::{OF_DRAFT, RESOLVE_FAILED, RESOLVED, Unknown, shown};
@@ -135,17 +136,18 @@ impl HeaderReader {
                 )));
             }
         };
-        let name = remote.files[0].shown();
-        let profile = model_profile(&name, &remote.gguf);
-        Some(
-            profile
-                .map_err(|error| error_chain(&error))
-                .map(|profile| ResolvedFile {
-                    source: source.clone(),
-                    version: remote.version,
-                    profile,
-                }),
-        )
+        let (name, gguf) = (remote.files[0].shown(), remote.gguf);
+        // Of a large vocabulary that takes a while, and the operator has one thread.
+        let profiled = spawn_blocking(move || model_profile(&name, &gguf)).await;
+        let profile = match profiled {
+            Ok(profile) => profile.map_err(|error| error_chain(&error)),
+            Err(error) => Err(error_chain(&error)),
+        };
+        Some(profile.map(|profile| ResolvedFile {
+            source: source.clone(),
+            version: remote.version,
+            profile,
+        }))
     }
 }
 
