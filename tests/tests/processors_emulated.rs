@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use prima_crds::v1alpha1::node_profile::NodeProfile;
+use prima_crds::v1alpha1::ring_plan::RingPlan;
 use prima_engine::kernels::IsaLevel;
 use prima_gguf::GgmlType;
 use prima_test_models::MadeUpModel;
@@ -182,25 +183,28 @@ fn a_raspberry_pi_5_has_large_pages() {
     ring_with(&RASPBERRY_PI_5, &smollm2(), &PROMPTS[..2], NOISE);
 }
 
-/// Its programs are those of the images, and its planner finds the plan that this machine's finds.
+/// Its planner finds as good a plan as this machine's does; the solver rounds differently there.
 #[test]
 fn a_raspberry_pi_5_runs_the_operators_program() {
     let version = format!("prima {}\n", env!("CARGO_PKG_VERSION"));
     assert_eq!(run(CORTEX_A76.run("prima").arg("--version")), version);
 
     let sample = |name: &str| inputs::file(&format!("operator/samples/{name}.yaml"));
-    let members = |mut prima: Command| {
+    let token_milliseconds = |mut prima: Command| {
         prima
-            .args(["plan", "-o", "json", "--model"])
+            .args(["plan", "--all", "-o", "json", "--model"])
             .arg(sample("models/qwen3-8b"))
             .arg("--profiles")
             .arg(sample("machines/pc-and-two-pis"));
         let planned: Value = serde_json::from_str(&run(&mut prima)).unwrap();
-        planned["ringPlan"]["spec"]["members"].clone()
+        let plan: RingPlan = serde_json::from_value(planned["ringPlan"].clone()).unwrap();
+        plan.spec.validate().unwrap();
+        assert_eq!(plan.spec.members.len(), 3, "{planned:#}");
+        planned["report"]["tpotMilliseconds"].as_f64().unwrap()
     };
-    let here = members(Command::new(inputs::program("prima")));
-    assert!(!here.as_array().unwrap().is_empty(), "{here:#}");
-    assert_eq!(members(CORTEX_A76.run("prima")), here);
+    let here = token_milliseconds(Command::new(inputs::program("prima")));
+    let there = token_milliseconds(CORTEX_A76.run("prima"));
+    assert!((there / here - 1.0).abs() < 0.02, "{there} and {here} ms");
 }
 
 /// This machine and `other` answer as one process does, where the choice of tokens is beyond `noise`; for half of the prompts at least.

@@ -159,7 +159,7 @@ impl ModelProfileSpec {
             let indexes = self.full_attention_layers.iter();
             return indexes.map(|&index| index as usize).collect();
         }
-        // So it is in all families that had windows when documents did not say which layers have one.
+        // So it is in most models that had windows when documents did not say which layers have one.
         let count = self.layers.saturating_sub(self.windowed_layers).max(0);
         let period = (self.layers / count.max(1)).max(1);
         (1..=count).map(|n| (n * period - 1) as usize).collect()

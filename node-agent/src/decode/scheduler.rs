@@ -209,6 +209,8 @@ pub struct Scheduler {
     requests: BTreeMap<RequestId, Request>,
     /// Sequences without a session that want one. The oldest request is first, also when it was set aside.
     waiting: BTreeSet<SequenceId>,
+    /// How many waited and ran when nobody could begin. While that is so, no room has come free, so only whose turn it is is looked at again.
+    nobody_fits: Option<(usize, usize)>,
     /// Sequences with more to send than one token, in turn.
     prefilling: VecDeque<SequenceId>,
     running: BTreeMap<SessionId, SequenceId>,
@@ -395,6 +397,7 @@ impl Scheduler {
             last_nonce: 0,
             requests: BTreeMap::new(),
             waiting: BTreeSet::new(),
+            nobody_fits: None,
             prefilling: VecDeque::new(),
             running: BTreeMap::new(),
             kept: Kept::default(),

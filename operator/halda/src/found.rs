@@ -11,7 +11,8 @@ pub struct Found {
     pub latency: Latency,
     /// Seconds of a request.
     pub seconds: f64,
-    /// No assignment takes fewer seconds, of those with a number of rounds that was tried.
+    /// No assignment takes fewer seconds, of those with a number of rounds that was tried. Where layers differ in their KV caches: of those
+    /// that also have the reserve for them ([`crate::milp`]).
     pub bound_seconds: f64,
 }
 

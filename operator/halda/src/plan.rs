@@ -43,7 +43,7 @@ pub struct PlanReport {
     pub prompt_tokens: usize,
     pub answer_tokens: usize,
     /// No plan answers such a request faster by more than this share of its time, within the model. Where layers differ in their KV caches, this
-    /// leaves out plans that fit only because a member happens to hold the small ones.
+    /// is of plans with a reserve of memory for them: others may fit, or read less from disk, because a member happens to hold the small ones.
     pub proven_gap_percent: f64,
     pub members: Vec<MemberReport>,
     pub bottleneck: Bottleneck,

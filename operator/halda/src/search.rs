@@ -110,12 +110,16 @@ pub fn search(input: &PlanningInput, effort: Effort) -> Option<Found> {
                 // Nothing above `below` was looked at.
                 bound = bound.min(solution.bound_seconds.max(lower).min(below));
                 let mut found = weighed(solution);
-                if found.is_none() && !input.model.kv_of_layers.is_empty() {
-                    let most = Program {
-                        kv_windows: rounds,
+                // With a reserve for more windows, up to the worst case, which is seldom needed and takes most.
+                let mut kv_windows = 1;
+                while found.is_none() && kv_windows < rounds && !input.model.kv_of_layers.is_empty()
+                {
+                    kv_windows = (2 * kv_windows).min(rounds);
+                    let more = Program {
+                        kv_windows,
                         ..program(rounds, below, false)
                     };
-                    if let SolverOutcome::Solved(solution) = milp::solve(&most) {
+                    if let SolverOutcome::Solved(solution) = milp::solve(&more) {
                         found = weighed(solution);
                     }
                 }

@@ -7,7 +7,7 @@ mod looks;
 use std::collections::BTreeMap;
 
 use prima_crds::v1alpha1::model::{Model, ResolvedFile, ResolvedModel};
-use prima_crds::v1alpha1::model_profile::same_vocabulary;
+use prima_crds::v1alpha1::model_profile::{ModelProfile, ModelProfileSpec, same_vocabulary};
 use prima_crds::v1alpha1::model_source::ModelSource;
 use prima_crds::v1alpha1::node_profile::LocalModel;
 
@@ -148,6 +148,10 @@ fn local(
         match (&file.version, &file.problem) {
             (_, Some(problem)) => problems.push(format!("{}: {problem}", machine.name)),
             (Some(version), None) => {
+                if let Some(Err(error)) = file.profile.as_ref().map(|one| checked(path, one)) {
+                    problems.push(format!("{}: {error}", machine.name));
+                    continue;
+                }
                 let (machines, chosen) =
                     versions.entry(&version.header_sha256).or_insert((0, file));
                 *machines += 1;
@@ -187,6 +191,12 @@ fn local(
     })
 }
 
+/// What an agent says of a file is planned with, so it must be possible.
+fn checked(path: &str, profile: &ModelProfileSpec) -> Result<(), String> {
+    let profile = ModelProfile::new("local", profile.clone());
+    profile.validate(path).map_err(|error| error.to_string())
+}
+
 fn names_parts(file: &LocalModel) -> bool {
     let profile = file.profile.as_ref();
     profile.is_some_and(|profile| !profile.parts.is_empty())
@@ -216,7 +226,6 @@ pub fn shown(source: &ModelSource) -> String {
 
 #[cfg(test)]
 mod tests {
-    use prima_crds::v1alpha1::model_profile::ModelProfileSpec;
     use serde_json::json;
 
     use super::*;
@@ -240,6 +249,24 @@ mod tests {
             panic!("it is not found");
         };
         assert_eq!(found.profile.parts, ["silu"]);
+    }
+
+    #[test]
+    fn an_impossible_profile_is_not_planned_with() {
+        let (_, resolved) = model();
+        let mut desk = machine("desk");
+        let status = profile(&mut desk).status.as_mut().unwrap();
+        let file = &mut status.agent.as_mut().unwrap().local_models[0];
+        file.profile = Some(ModelProfileSpec {
+            layers: i32::MAX,
+            ..resolved.profile
+        });
+        let found = local(&resolved.source, "/models/m.gguf", &[desk], None);
+        let Err(Unknown::Failed(message)) = found else {
+            panic!("it is not refused");
+        };
+        assert!(message.starts_with("desk: /models/m.gguf: "), "{message}");
+        assert!(message.contains("spec.layers"), "{message}");
     }
 
     #[test]

@@ -25,7 +25,7 @@ struct Fit {
     give_way: Vec<SequenceId>,
 }
 
-/// So many others may begin before a request whose turn it is, but that does not fit yet.
+/// So many others may begin before a request, or a part of it, whose turn it is, but that does not fit yet.
 pub(super) const PASSED_BY: usize = 16;
 /// Tokens of an answer that room is made for when it begins, if its share of the context has as many; most are shorter, and clients seldom
 /// tell.
@@ -53,12 +53,15 @@ impl Scheduler {
             let Some((&first, others)) = turns.split_first() else {
                 break;
             };
-            let passing: &[SequenceId] = match self.requests.get(&first.0) {
-                Some(request) if request.passed < PASSED_BY => others,
-                _ => &[],
+            let counts = (self.waiting.len(), self.running.len());
+            let passed = self.requests.get(&first.0).map_or(0, |one| one.passed);
+            let passing = match passed < PASSED_BY && self.nobody_fits != Some(counts) {
+                true => others,
+                false => &[],
             };
             let mut in_turn = iter::once(first).chain(passing.iter().copied());
             let Some((id, fit)) = in_turn.find_map(|id| Some((id, self.fit(id)?))) else {
+                self.nobody_fits = Some(counts);
                 break;
             };
             if !fit.give_way.is_empty() {
@@ -256,6 +259,7 @@ impl Scheduler {
         let Some(request) = self.requests.get_mut(&id.0) else {
             return;
         };
+        request.passed = 0;
         let sequence = &mut request.sequences[id.1];
         sequence.state = State::Running {
             session,

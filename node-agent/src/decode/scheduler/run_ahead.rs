@@ -19,7 +19,8 @@ pub struct PassTimes {
     slowest: f64,
 }
 
-/// The most guesses of the model in a frame that runs ahead. Wider ones hold a member up for longer than the next is worth waiting for.
+/// The most guesses in a frame that runs ahead, if they are the model's or beside others' frames. Wider ones hold a member up for longer than the
+/// next is worth waiting for.
 const ROWS_AHEAD: usize = 8;
 /// If a larger share of the model's guesses is right, they go in the widest frames: there is hardly a wrong one that could be known sooner.
 const NEARLY_ALL: f64 = 0.98;
@@ -72,8 +73,13 @@ impl Scheduler {
                 return;
             };
             let right = sequence.speculation.text_is_right().min(BELIEVED);
+            // Others' tokens wait behind wide frames.
+            let widest = match self.running.len() {
+                1 => LONGEST_DRAFT,
+                _ => ROWS_AHEAD,
+            };
             // Looking something up takes no time.
-            let rows = self.best_rows(right, 0.0, LONGEST_DRAFT);
+            let rows = self.best_rows(right, 0.0, widest);
             let limit = self.draft_limit(id).min(rows);
             let Some(Sequence {
                 text, speculation, ..

@@ -981,7 +981,8 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
                 _ => (Read::Continuation, (choices, max_tokens)),
             };
             world.form = [Form::Free, Form::Free, Form::Runs, Form::Circle][random.below(4)];
-            world.submit_to_read(id, &prompt, read, asked, keyspace);
+            let client = 2 * random.below(3) as u64 + keyspace;
+            world.submit_to_read(id, &prompt, read, asked, keyspace, client);
             texts.push(prompt);
             for _ in 0..random.below(60) {
                 let chosen = random.below(1000);

@@ -252,12 +252,13 @@ impl World {
             Read::Continuation,
             (choices, max_tokens),
             keyspace,
+            keyspace,
         );
     }
 
     /// For its vector.
     pub fn embed(&mut self, id: RequestId, prompt: &[u32], read: Read) {
-        self.submit_to_read(id, prompt, read, (1, 0), 0);
+        self.submit_to_read(id, prompt, read, (1, 0), 0, 0);
     }
 
     pub fn submit_to_read(
@@ -267,8 +268,9 @@ impl World {
         read: Read,
         (choices, max_tokens): (usize, usize),
         keyspace: u64,
+        client: ClientId,
     ) {
-        let client = Client {
+        let answered = Client {
             prompt: prompt.to_vec(),
             max_tokens,
             choices: vec![(Vec::new(), read != Read::Continuation); choices],
@@ -277,7 +279,7 @@ impl World {
             states: Vec::new(),
             cached: None,
         };
-        self.clients.insert(id, client);
+        self.clients.insert(id, answered);
         let submitted = Event::Submitted {
             request: id,
             prompt: prompt.into(),
@@ -285,7 +287,7 @@ impl World {
             max_tokens,
             read,
             keyspace,
-            client: keyspace,
+            client,
         };
         self.tell(submitted, &[]);
     }
