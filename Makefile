@@ -52,7 +52,7 @@ bench-rings: ## Only the rings and the planner: hops, less memory than the model
 	$(WITH) cargo build --profile dist --locked -p prima -p prima-node-agent
 	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --rings
 
-bench-conversations: ## Only conversations beside llama-server: second turns, 16 chats at once, speculation, also over long links, forms of answers (some 70 minutes; SECTIONS='masks siege': these)
+bench-conversations: ## Only conversations beside llama-server: second turns, 16 chats at once, speculation, also over long links, encryption, forms of answers (some 75 minutes; SECTIONS='masks siege': these)
 	$(PYTHON) tests/assets/fetch.py bench-conversations
 	$(WITH) cargo build --profile dist --locked -p prima -p prima-node-agent
 	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --conversations $(SECTIONS)

@@ -12,6 +12,7 @@
 mod chats;
 mod client;
 mod contenders;
+mod encryption;
 mod engine_speed;
 mod error;
 mod expert_speed;
@@ -39,7 +40,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use error::BenchError;
-use peer::Programs;
 use prima_crds::error_chain;
 use prima_engine::Compute;
 use prima_tests::expert_replay::Trace;
@@ -174,36 +174,41 @@ fn run_engine(effort: &Effort, quick: bool) -> Result<(), BenchError> {
     }
 }
 
-/// A part of what users of conversations notice: its name on the command line, whether llama-server runs beside, and what measures it.
+/// A part of what users of conversations notice: its name on the command line, whether llama-server is in its table, and what measures it.
 type Section = (
     &'static str,
     bool,
-    fn(&Effort, &Programs) -> Result<String, BenchError>,
+    fn(&Effort) -> Result<String, BenchError>,
 );
 
-const CONVERSATIONS: [Section; 7] = [
-    ("second-turns", true, |effort, peer| {
-        second_turn::measure(effort, peer)
+const CONVERSATIONS: [Section; 8] = [
+    ("second-turns", true, |effort| {
+        second_turn::measure(effort, &peer::build()?)
             .map(|measured| report_conversations::second_turns(&measured))
     }),
-    ("chats", true, |effort, peer| {
-        chats::measure(effort, peer).map(|measured| report_conversations::chats(&measured))
+    ("chats", true, |effort| {
+        chats::measure(effort, &peer::build()?)
+            .map(|measured| report_conversations::chats(&measured))
     }),
-    ("speculation", true, |effort, peer| {
-        speculation::measure(effort, peer)
+    ("speculation", true, |effort| {
+        speculation::measure(effort, &peer::build()?)
             .map(|measured| report_conversations::speculation(&measured))
     }),
-    ("streamed", true, |effort, peer| {
-        streamed_speculation::measure(effort, peer)
+    ("streamed", true, |effort| {
+        streamed_speculation::measure(effort, &peer::build()?)
             .map(|measured| report_conversations::streamed_speculation(measured.as_deref()))
     }),
-    ("far-links", false, |effort, _| {
+    ("far-links", false, |effort| {
         far_links::measure(effort).map(|measured| report_conversations::far_links(&measured))
     }),
-    ("masks", false, |effort, peer| {
-        masks::measure(effort, peer).map(|measured| report_conversations::masks(&measured))
+    ("encryption", false, |effort| {
+        encryption::measure(effort).map(|measured| report_conversations::encryption(&measured))
     }),
-    ("siege", false, |effort, _| {
+    ("masks", false, |effort| {
+        masks::measure(effort, &peer::build()?)
+            .map(|measured| report_conversations::masks(&measured))
+    }),
+    ("siege", false, |effort| {
         siege::measure(effort).map(|measured| report_conversations::siege(&measured))
     }),
 ];
@@ -212,12 +217,11 @@ const CONVERSATIONS: [Section; 7] = [
 fn run_conversations(effort: &Effort, quick: bool) -> Result<(), BenchError> {
     let chosen = |name: &str| std::env::args().any(|argument| argument == name);
     let some = CONVERSATIONS.iter().any(|(name, ..)| chosen(name));
-    let peer = peer::build()?;
     for (name, beside, measure) in CONVERSATIONS {
         if some && !chosen(name) {
             continue;
         }
-        let measured = measure(effort, &peer)?;
+        let measured = measure(effort)?;
         let preamble = match beside {
             true => report_conversations::preamble(Compute::available_threads()),
             false => String::new(),

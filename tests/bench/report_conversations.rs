@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use crate::chats::{AT_ONCE, Chats};
 use crate::contenders::Contender;
+use crate::encryption::{self, Encryption};
 use crate::far_links::{self, FarLinks, ROW};
 use crate::masks::{self, Mask};
 use crate::report::{scaled, spread, verdict};
@@ -26,6 +27,9 @@ const STREAMED_GOAL: f64 = 0.9;
 const FAR_GOALS: (u64, [f64; 2]) = (5, [1.8, 2.5]);
 /// Percent of a token's time that its mask may take.
 const MASK_GOAL: f64 = 5.0;
+/// Times a hop in the clear, and milliseconds, that a hop over TLS may take.
+const ENCRYPTION_GOAL: f64 = 1.1;
+const HOP_GOAL: f64 = 0.15;
 /// How much longer the slowest tokens may take under siege.
 const SIEGE_GOAL: f64 = 1.2;
 /// How much more memory rank 0 may take, in MiB.
@@ -300,6 +304,22 @@ pub fn masks(all: &[Mask]) -> String {
         );
     }
     text
+}
+
+pub fn encryption(measured: &Encryption) -> String {
+    let ratio = measured.encrypted.median() / measured.plain.median();
+    format!(
+        "\n## What encryption costs a hop\n\nA ring of two members on this machine, one thread each, {} rounds, {} hops a token of {}: in the clear, as \
+         `prima run` starts it, and over TLS, with a member that `prima agent` lends. Milliseconds of a hop, without what members computed.\n\n\
+         | in the clear | over TLS | ratio | goal | |\n| --- | --- | --- | --- | --- |\n\
+         | {} | {} | **{ratio:.2}** | at most {ENCRYPTION_GOAL}, and below {HOP_GOAL} ms | {} |\n",
+        encryption::ROUNDS,
+        encryption::HOPS,
+        encryption::MODEL,
+        spread(&measured.plain, 3),
+        spread(&measured.encrypted, 3),
+        verdict(ratio <= ENCRYPTION_GOAL && measured.encrypted.median() < HOP_GOAL)
+    )
 }
 
 pub fn siege(measured: &Siege) -> String {
