@@ -268,7 +268,7 @@ impl World {
         read: Read,
         (choices, max_tokens): (usize, usize),
         keyspace: u64,
-        client: ClientId,
+        client: u64,
     ) {
         let answered = Client {
             prompt: prompt.to_vec(),
