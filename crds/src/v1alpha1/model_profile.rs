@@ -314,7 +314,8 @@ impl ModelProfile {
             .iter()
             .all(|index| (0..*layers).contains(index));
         let all = *windowed_layers as usize + full_attention_layers.len() == *layers as usize;
-        if !full_attention_layers.is_empty() && !(in_order && exist && all) {
+        let possible = full_attention_layers.is_empty() || (in_order && exist && all);
+        if !possible {
             let problem = "must be the indexes of all layers without a window, in order";
             return Err(checks.error("spec.fullAttentionLayers", problem));
         }

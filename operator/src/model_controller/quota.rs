@@ -10,10 +10,26 @@ use kube::ResourceExt;
 use prima_crds::quantity::{Quantity, QuantityError, rounded};
 use prima_crds::v1alpha1::ring_plan::{RingPlan, RingPlanSpec};
 
-/// What is counted, by its name in a quota's `spec.hard`.
-const COUNTED: [(&str, fn(&RingPlanSpec) -> u64, fn(u64) -> String); 2] = [
-    ("prima.dev/memory", memory_bytes, rounded),
-    ("prima.dev/requests", requests, |count| count.to_string()),
+/// What is counted.
+struct Counted {
+    /// Its name in a quota's `spec.hard`.
+    resource: &'static str,
+    of_ring: fn(&RingPlanSpec) -> u64,
+    /// For people.
+    shown: fn(u64) -> String,
+}
+
+const COUNTED: [Counted; 2] = [
+    Counted {
+        resource: "prima.dev/memory",
+        of_ring: memory_bytes,
+        shown: rounded,
+    },
+    Counted {
+        resource: "prima.dev/requests",
+        of_ring: requests,
+        shown: |count| count.to_string(),
+    },
 ];
 
 /// Why a ring may not run in a namespace, beside those of other Models, if it may not. `others`: of all namespaces.
@@ -32,26 +48,43 @@ pub fn refusal(
             }
         }
     }
-    let counted = COUNTED.iter();
-    counted
-        .flat_map(|counted| quotas.iter().map(move |quota| (counted, quota)))
-        .find_map(|((resource, count, shown), quota)| {
-            let hard = quota.spec.as_ref()?.hard.as_ref()?.get(*resource)?;
-            let of = format!("ResourceQuota {}, {resource}", quota.name_any());
-            let Some(hard) = number(&hard.0) else {
-                return Some(format!(
-                    "{of}: expected a number such as 16 or 8Gi, found {}",
-                    hard.0
-                ));
-            };
-            let own = count(spec);
-            let taken: u64 = newest.values().map(|spec| count(spec)).sum();
-            let over = taken.saturating_add(own).saturating_sub(hard);
-            (over > 0).then(|| {
-                let [hard, taken, own, over] = [hard, taken, own, over].map(shown);
-                format!("{of}: the namespace may take {hard}, its other Models take {taken}, and this one would take {own}, which is {over} too much")
-            })
-        })
+    let pairs = COUNTED
+        .iter()
+        .flat_map(|counted| quotas.iter().map(move |quota| (counted, quota)));
+    let mut refusals =
+        pairs.filter_map(|(counted, quota)| refused_by(quota, counted, spec, newest.values()));
+    refusals.next()
+}
+
+/// Why this quota refuses a ring beside `others`, if it does.
+fn refused_by<'a>(
+    quota: &ResourceQuota,
+    counted: &Counted,
+    spec: &RingPlanSpec,
+    others: impl Iterator<Item = &'a &'a RingPlanSpec>,
+) -> Option<String> {
+    let Counted {
+        resource,
+        of_ring,
+        shown,
+    } = counted;
+    let hard = quota.spec.as_ref()?.hard.as_ref()?.get(*resource)?;
+    let of = format!("ResourceQuota {}, {resource}", quota.name_any());
+    let Some(hard) = number(&hard.0) else {
+        let found = &hard.0;
+        return Some(format!(
+            "{of}: expected a number such as 16 or 8Gi, found {found}"
+        ));
+    };
+    let own = of_ring(spec);
+    let taken: u64 = others.map(|spec| of_ring(spec)).sum();
+    let over = taken.saturating_add(own).saturating_sub(hard);
+    (over > 0).then(|| {
+        let [hard, taken, own, over] = [hard, taken, own, over].map(shown);
+        format!(
+            "{of}: the namespace may take {hard}, its other Models take {taken}, and this one would take {own}, which is {over} too much"
+        )
+    })
 }
 
 /// A quantity as the API server keeps it: also in thousandths, and with exponents or units for more than any machine has.
