@@ -309,13 +309,13 @@ pub fn masks(all: &[Mask]) -> String {
 pub fn encryption(measured: &Encryption) -> String {
     let ratio = measured.encrypted.median() / measured.plain.median();
     format!(
-        "\n## What encryption costs a hop\n\nA ring of two members on this machine, one thread each, {} rounds, {} hops a token of {}: in the clear, as \
-         `prima run` starts it, and over TLS, with a member that `prima agent` lends. Milliseconds of a hop, without what members computed.\n\n\
+        "\n## What encryption costs a hop\n\nA ring of two members on this machine, one thread each, with {}: in the clear, as `prima run` starts it, and over TLS, with a \
+         member that `prima agent` lends. Milliseconds of a hop, without what members computed: what a token of {} hops takes more than one of {}.\n\n\
          | in the clear | over TLS | ratio | goal | |\n| --- | --- | --- | --- | --- |\n\
          | {} | {} | **{ratio:.2}** | at most {ENCRYPTION_GOAL}, and below {HOP_GOAL} ms | {} |\n",
-        encryption::ROUNDS,
-        encryption::HOPS,
         encryption::MODEL,
+        encryption::MANY_HOPS,
+        encryption::FEW_HOPS,
         spread(&measured.plain, 3),
         spread(&measured.encrypted, 3),
         verdict(ratio <= ENCRYPTION_GOAL && measured.encrypted.median() < HOP_GOAL)
