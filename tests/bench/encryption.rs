@@ -48,14 +48,9 @@ pub fn measure(effort: &Effort) -> Result<Encryption, BenchError> {
     let (owner, user) = (User::default(), User::default());
     let lender = owner.lend("other", &free_address().to_string(), None);
     // At the first time it asks for the word, which is for one borrower; then it is known.
-    let with_lent = |member: &str, ring: LocalRingBuilder| {
-        let variables = user.variables().into_iter();
-        let ring = variables.fold(ring, |ring, (name, value)| ring.env(name, value));
-        ring.arg("--member").arg(member)
-    };
     let first = LocalRing::builder().model(&path).split(&[LAYERS; 2]);
-    drop(with_lent(&lender.invitation(), first).start());
-    let over_tls = |ring| with_lent(&lender.address, ring);
+    drop(user.borrowing(first, &lender.invitation()).start());
+    let over_tls = |ring| user.borrowing(ring, &lender.address);
     let mut measured = Encryption::default();
     for turn in 1..=effort.turns {
         eprintln!("encryption, turn {turn}");

@@ -10,6 +10,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::inputs;
+use crate::local_ring::LocalRingBuilder;
 use crate::network::Network;
 use crate::process::{Ended, Process, send_signal};
 
@@ -42,6 +43,13 @@ impl User {
             ("XDG_DATA_HOME", self.folder.path().join("data").into()),
             ("PRIMA_CACHE", self.cache().into()),
         ]
+    }
+
+    /// The ring, with the machine that is lent at `member`.
+    pub fn borrowing(&self, ring: LocalRingBuilder, member: &str) -> LocalRingBuilder {
+        let variables = self.variables().into_iter();
+        let ring = variables.fold(ring, |ring, (name, value)| ring.env(name, value));
+        ring.arg("--member").arg(member)
     }
 
     /// The file `name` among what is remembered of other machines.

@@ -28,15 +28,7 @@ fn loopback() -> String {
 }
 
 fn borrowing(user: &User, member: &str) -> LocalRingBuilder {
-    borrowing_with(LocalRing::builder().model(&smollm2()), user, member)
-}
-
-fn borrowing_with(ring: LocalRingBuilder, user: &User, member: &str) -> LocalRingBuilder {
-    user.variables()
-        .into_iter()
-        .fold(ring, |ring, (name, value)| ring.env(name, value))
-        .arg("--member")
-        .arg(member)
+    user.borrowing(LocalRing::builder().model(&smollm2()), member)
 }
 
 fn alone() -> String {
@@ -149,7 +141,7 @@ fn a_model_of_a_hub_is_fetched_once_and_sent_on() {
     let name = first.file_name().unwrap().to_str().unwrap();
     let ring = |endpoint: &str, member: &str| {
         let ring = LocalRing::builder().arg(format!("hf.co/people/models/{name}"));
-        borrowing_with(ring, &user, member)
+        user.borrowing(ring, member)
             .env("HF_ENDPOINT", endpoint)
             .split(&[20, 10])
             .start()

@@ -28,7 +28,7 @@ use tokio::time::{Instant, sleep_until};
 use super::api;
 use super::backoff::jittered;
 use super::metrics::{Established, Step};
-use super::weights::{KEPT_FOR_OTHERS, Weights};
+use super::weights::{Weights, WeightsError};
 use crate::local_header;
 
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -158,8 +158,8 @@ fn look(paths: &BTreeSet<String>, mut seen: Seen, in_container: bool, fetched: &
     let look_at = |path: &String| {
         let (stamp, found) = match fs::metadata(path) {
             Ok(_) if fetched.holds(Path::new(path)) => {
-                let problem = format!("{path} {KEPT_FOR_OTHERS}");
-                (Stamp::NoFile, Some(unusable(path, problem)))
+                let problem = WeightsError::KeptForOthers { path: path.clone() };
+                (Stamp::NoFile, Some(unusable(path, problem.to_string())))
             }
             Ok(_) => {
                 let stamp = stamp(Path::new(path));
@@ -375,8 +375,9 @@ mod tests {
             let paths = BTreeSet::from([path.display().to_string()]);
             let seen = look(&paths, Seen::new(), false, &fetched);
             let told = seen.into_values().next().unwrap().1.unwrap();
-            let problem = told.problem.unwrap();
-            assert!(problem.ends_with(KEPT_FOR_OTHERS), "{problem}");
+            let path = path.display().to_string();
+            let expected = WeightsError::KeptForOthers { path }.to_string();
+            assert_eq!(told.problem.unwrap(), expected);
         }
     }
 

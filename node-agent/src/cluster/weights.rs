@@ -34,10 +34,6 @@ fn kept_free(total: u64) -> u64 {
     total / 5
 }
 
-/// Of a path that leads into the cache. What is there may have been fetched with a token that not everybody has who may write Models.
-pub const KEPT_FOR_OTHERS: &str = "is one of the files that agents fetched for Models, which cannot be named by a path: name the source that it was fetched \
-     from, or copy it to a folder of your own";
-
 /// How much of a member's part of the file is on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
@@ -124,7 +120,10 @@ pub enum WeightsError {
         "{path} is not on this machine: copy it there, or leave this machine out (spec.nodeSelector of the Model)"
     )]
     NotHere { path: String },
-    #[error("{path} {KEPT_FOR_OTHERS}")]
+    /// What is in the cache may have been fetched with a token that not everybody has who may write Models.
+    #[error(
+        "{path} is one of the files that agents fetched for Models, which cannot be named by a path: name the source that it was fetched from, or copy it to a folder of your own"
+    )]
     KeptForOthers { path: String },
     #[error("cannot use the model's file")]
     LocalHeader(#[source] LocalHeaderError),
@@ -249,10 +248,7 @@ impl Weights {
             Some(source) => source.local_path(),
         };
         match (local, &model.source) {
-            (Some(path), _) if self.cache().holds(Path::new(&path)) => {
-                Err(WeightsError::KeptForOthers { path })
-            }
-            (Some(path), _) => own_file(model, path).await,
+            (Some(path), _) => own_file(model, path, self.cache().clone()).await,
             (None, Some(source)) => {
                 let version = model.version.as_ref().ok_or(WeightsError::NoVersion)?;
                 let url = source.url.as_ref();
@@ -427,11 +423,18 @@ impl Store {
     }
 }
 
-/// A file that people put on the machine.
-async fn own_file(model: &PlannedModel, path: String) -> Result<HeldFile, WeightsError> {
+/// A file that people put on the machine, and not one of those that were fetched.
+async fn own_file(
+    model: &PlannedModel,
+    path: String,
+    fetched: Cache,
+) -> Result<HeldFile, WeightsError> {
     let expected = model.version.clone().map(|version| version.header_sha256);
     let (size, layers) = (model.size_bytes, model.layers);
     blocking(move || {
+        if fetched.holds(Path::new(&path)) {
+            return Err(WeightsError::KeptForOthers { path });
+        }
         let found = match model_bytes(Path::new(&path)) {
             Ok(found) => found,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -528,9 +531,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.gguf");
         let name = path.display().to_string();
+        let fetched = Cache::open(&folder.path().join("cache")).unwrap();
         let mut plan = plan(1, 1, 1, &[]);
         let refused = async |plan: &RingPlanSpec| {
-            let error = own_file(&plan.model, name.clone()).await.err().unwrap();
+            let error = own_file(&plan.model, name.clone(), fetched.clone())
+                .await
+                .err()
+                .unwrap();
             assert!(error.is_refusal(), "{error}");
             error.to_string()
         };
@@ -564,8 +571,16 @@ mod tests {
             header_sha256: header.sha256.to_uppercase(),
             ..FileVersion::default()
         });
-        let held = own_file(&plan.model, name.clone()).await.unwrap();
+        let held = own_file(&plan.model, name.clone(), fetched.clone())
+            .await
+            .unwrap();
         assert_eq!((held.path, held.share), (path.clone(), None));
+
+        let kept = folder.path().join("cache/model.gguf");
+        std::fs::copy(&path, &kept).unwrap();
+        let name_of_kept = kept.display().to_string();
+        let held = own_file(&plan.model, name_of_kept, fetched.clone()).await;
+        assert!(matches!(held, Err(WeightsError::KeptForOthers { .. })));
 
         plan.model.layers = 2;
         assert!(refused(&plan).await.contains("layers of the plan"));
@@ -582,12 +597,16 @@ mod tests {
         std::fs::write(&first, &parts[0]).unwrap();
         let mut plan = plan(1, 1, 1, &[]);
         let name = first.display().to_string();
-        let error = own_file(&plan.model, name.clone()).await.err().unwrap();
+        let fetched = Cache::open(&folder.path().join("cache")).unwrap();
+        let error = own_file(&plan.model, name.clone(), fetched.clone())
+            .await
+            .err()
+            .unwrap();
         assert!(matches!(&error, WeightsError::NotHere { path } if second == Path::new(path)));
 
         std::fs::write(&second, &parts[1]).unwrap();
         plan.model.size_bytes = (parts[0].len() + parts[1].len()) as i64;
-        let held = own_file(&plan.model, name).await.unwrap();
+        let held = own_file(&plan.model, name, fetched).await.unwrap();
         assert_eq!(held.path, first);
     }
 }

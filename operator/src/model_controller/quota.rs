@@ -48,12 +48,10 @@ pub fn refusal(
             }
         }
     }
-    let pairs = COUNTED
-        .iter()
-        .flat_map(|counted| quotas.iter().map(move |quota| (counted, quota)));
-    let mut refusals =
-        pairs.filter_map(|(counted, quota)| refused_by(quota, counted, spec, newest.values()));
-    refusals.next()
+    COUNTED.iter().find_map(|counted| {
+        let mut quotas = quotas.iter();
+        quotas.find_map(|quota| refused_by(quota, counted, spec, newest.values()))
+    })
 }
 
 /// Why this quota refuses a ring beside `others`, if it does.
