@@ -8,6 +8,7 @@ pub mod decode;
 pub mod gateway;
 pub mod generation;
 mod hidden;
+pub mod idle_thread;
 pub mod inspect;
 pub mod inspect_cpu;
 pub mod inspect_gpu;

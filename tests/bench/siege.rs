@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use prima_engine::Compute;
+use prima_node_agent::idle_thread::only_when_idle;
 use prima_tests::Endpoint;
 use prima_tests::assets;
 use prima_tests::local_ring::LocalRing;
@@ -84,9 +85,7 @@ pub fn measure(effort: &Effort) -> Result<Siege, BenchError> {
 fn besiege(address: SocketAddr, bodies: &[(&'static str, String)]) {
     thread::scope(|threads| {
         threads.spawn(|| {
-            // Threads that it starts inherit this.
-            let lowered = rustix::process::setpriority_process(None, 19);
-            lowered.expect("anyone may be nice");
+            only_when_idle().expect("anyone may wait");
             siege(address, bodies)
         });
     });

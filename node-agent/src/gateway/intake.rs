@@ -3,7 +3,8 @@
 //!
 //! A body that turns out to be large, and only then, needs room for its whole length. So large ones are received few at a time, one after
 //! another, and nobody keeps room from others by announcing what never comes. A request that finds no place, or no room in time, is told to
-//! come again.
+//! come again. Large ones are also read on threads of their own, with what the ring leaves of the processors: they keep neither its tokens nor
+//! small requests waiting.
 
 use std::sync::Arc;
 
@@ -19,12 +20,14 @@ use super::GatewayError;
 use super::limits::{Limits, OWN_BYTES};
 use super::openai_error::ApiError;
 use super::request::{self, Fields, MAX_BODY_BYTES};
+use crate::idle_thread::only_when_idle;
 
 pub struct Intake {
     limits: Limits,
     places: Arc<Semaphore>,
     room: Arc<Semaphore>,
     threads: Threads,
+    threads_for_large: Threads,
 }
 
 /// What a request asks for, and what it holds meanwhile.
@@ -50,11 +53,12 @@ impl<A, B> Taken<(A, B)> {
 
 impl Intake {
     pub fn new(limits: Limits) -> Result<Self, GatewayError> {
-        let threads = Threads::start().map_err(GatewayError::Threads)?;
+        let threads = |begin| Threads::start(begin).map_err(GatewayError::Threads);
         Ok(Self {
             places: Arc::new(Semaphore::new(limits.requests)),
             room: Arc::new(Semaphore::new(limits.body_bytes)),
-            threads,
+            threads: threads(after_others)?,
+            threads_for_large: threads(when_idle)?,
             limits,
         })
     }
@@ -74,13 +78,17 @@ impl Intake {
         let place = places.try_acquire_owned().map_err(|_| ApiError::Busy {
             why: "as many requests as this server takes are being answered",
         })?;
+        let threads = match room {
+            None => &self.threads,
+            Some(_) => &self.threads_for_large,
+        };
         // All that it holds goes along: if the client hangs up now, it is held until the thread is done.
         let reading = move || {
             let object = request::object(&body)?;
             let asked = read(&Fields::new(&object))?;
             Ok(Taken { asked, place, room })
         };
-        let reading = self.threads.handle.spawn_blocking(reading);
+        let reading = threads.handle.spawn_blocking(reading);
         reading.await.map_err(|_| ApiError::Internal {
             action: "reading the request",
         })?
@@ -135,7 +143,7 @@ impl Intake {
 /// Address space, of which a request uses what it needs: rules of a grammar that lead to rules are followed by calls within calls.
 const STACK_BYTES: usize = 64 << 20;
 
-/// Few, since each may need 100 MB for a hostile request, and the ring's computing goes first.
+/// Few, since each may need 100 MB for a large hostile request, and the ring's computing goes first.
 struct Threads {
     handle: Handle,
     /// `None` once it is dropped.
@@ -143,13 +151,14 @@ struct Threads {
 }
 
 impl Threads {
-    fn start() -> std::io::Result<Self> {
+    /// Each of them does `begin` first.
+    fn start(begin: fn()) -> std::io::Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .max_blocking_threads((cores / 2).clamp(1, 2))
             .thread_name("request")
             .thread_stack_size(STACK_BYTES)
-            .on_thread_start(after_others)
+            .on_thread_start(begin)
             .build()?;
         Ok(Self {
             handle: runtime.handle().clone(),
@@ -167,10 +176,52 @@ impl Drop for Threads {
     }
 }
 
-/// Has this thread compute with what others leave: a tenth of a processor that computes for the ring.
+/// For small requests, whose tokens are nothing to a ring's: a tenth of a processor that computes for the ring.
 fn after_others() {
     #[cfg(target_os = "linux")]
     if let Err(error) = rustix::process::setpriority_process(None, 10) {
         tracing::debug!(%error, "priority not set");
+    }
+}
+
+/// For large ones, which may be many and may keep a processor busy for seconds: what the ring leaves.
+fn when_idle() {
+    if let Err(error) = only_when_idle() {
+        tracing::debug!(%error, "priority not set");
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Of the thread that asks: nice value, and whether it computes only where nobody else does.
+    fn priority() -> (i32, bool) {
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        let (_, fields) = stat.rsplit_once(')').unwrap();
+        let fields: Vec<i64> = fields.split_whitespace().skip(1).map(|field| field.parse().unwrap()).collect();
+        // proc_pid_stat(5): the first of these is field 4.
+        let field = |number: usize| fields[number - 4];
+        (field(19) as i32, field(41) == i64::from(libc::SCHED_IDLE))
+    }
+
+    #[tokio::test]
+    async fn large_bodies_are_read_only_where_nothing_else_computes() {
+        let intake = Intake::new(Limits::default()).unwrap();
+        let own = priority().0;
+        for (bytes, expected) in [(100, (own + 10, false)), (OWN_BYTES, (own, true))] {
+            let body = json!({"prompt": "x".repeat(bytes)}).to_string();
+            let http = Request::builder()
+                .header("content-type", "application/json")
+                .body(Body::from(body))
+                .unwrap();
+            let taken = intake.take(http, |_| Ok(priority())).await;
+            let Ok(taken) = taken else {
+                panic!("a body of {bytes} bytes is refused")
+            };
+            assert_eq!(taken.asked, expected, "{bytes}");
+        }
     }
 }

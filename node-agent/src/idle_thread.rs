@@ -1,0 +1,21 @@
+//! Threads that compute only where nobody else does.
+
+use std::io;
+
+/// Has the calling thread, and those that it starts, compute with what all others of this process leave (`SCHED_IDLE`). The lowest nice
+/// value is not enough: such a thread still takes a whole tick (4 ms) a few times in a second from one that computes a ring's layers.
+/// Whoever waits for it waits long where processors are never idle, some 300 times as long as it computes. Elsewhere than on Linux nothing happens.
+///
+/// # Errors
+/// A system that does not allow it.
+pub fn only_when_idle() -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        let priority = libc::sched_param { sched_priority: 0 };
+        // SAFETY: 0 is the calling thread, and `priority` outlives the call.
+        if unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const priority) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
