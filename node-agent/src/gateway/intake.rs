@@ -196,15 +196,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::process_stat::field;
 
-    /// Of the thread that asks: nice value, and whether it computes only where nobody else does.
-    fn priority() -> (i32, bool) {
+    /// Of the thread that asks: its nice value, and whether it computes only where nobody else does.
+    fn priority() -> (u64, bool) {
         let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
-        let (_, fields) = stat.rsplit_once(')').unwrap();
-        let fields: Vec<i64> = fields.split_whitespace().skip(1).map(|field| field.parse().unwrap()).collect();
-        // proc_pid_stat(5): the first of these is field 4.
-        let field = |number: usize| fields[number - 4];
-        (field(19) as i32, field(41) == i64::from(libc::SCHED_IDLE))
+        let (nice, policy) = (field(&stat, 19).unwrap(), field(&stat, 41).unwrap());
+        (nice, policy == libc::SCHED_IDLE as u64)
     }
 
     #[tokio::test]
