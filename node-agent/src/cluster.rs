@@ -11,6 +11,7 @@
 mod api;
 mod backoff;
 mod http;
+mod hub_tokens;
 mod lease;
 mod links;
 mod local_models;
@@ -142,6 +143,9 @@ pub fn run(args: RunArgs) -> Result<(), ClusterError> {
 async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
     let mut stop = StopSignal::new().map_err(ClusterError::Start)?;
     let folders = Folders::make(&args.data)?;
+    let mut config = kube::Config::infer().await.map_err(ClusterError::Config)?;
+    config.read_timeout = Some(prima_crds::SILENCE);
+    let client = Client::try_from(config).map_err(ClusterError::Client)?;
     let metrics = Metrics::default();
     let established = Established::default();
     let weights = Weights::open(WeightsOptions {
@@ -149,6 +153,7 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
         budget_bytes: args.cache_budget.map(Quantity::bytes),
         hub: set("HF_ENDPOINT").unwrap_or_else(|| PUBLIC_HUB.to_owned()),
         token: set("HF_TOKEN"),
+        api_server: client.clone(),
         allowed_servers: args.allowed_servers,
         fetched_bytes: metrics.fetched_bytes.clone(),
     })
@@ -164,10 +169,8 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
         address: args.http,
         source,
     })?;
-    let mut config = kube::Config::infer().await.map_err(ClusterError::Config)?;
-    config.read_timeout = Some(prima_crds::SILENCE);
     let agent = Arc::new(Agent {
-        client: Client::try_from(config).map_err(ClusterError::Client)?,
+        client,
         node: args.node,
         address: args.pod_ip,
         key_file,

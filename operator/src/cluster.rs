@@ -28,7 +28,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use crate::model_controller::planner::Planner;
-use crate::model_controller::resolve::{HeaderReader, RETRY};
+use crate::model_controller::resolve::{HeaderReader, HubTokens, RETRY};
 use crate::model_controller::{self, Context, Question};
 use crate::stop_signals::StopSignals;
 use election::Election;
@@ -71,7 +71,7 @@ pub struct OperatorArgs {
         default_value = PUBLIC_HUB
     )]
     hub: String,
-    /// What the hub asks for gated repositories
+    /// What the hub asks for gated repositories, of namespaces without a Secret prima-hub
     #[arg(long, value_name = "TOKEN", env = "HF_TOKEN", hide_env_values = true)]
     hub_token: Option<String>,
     /// Servers of model files beside the hub that may be asked although they are not on the internet, by name or network
@@ -198,7 +198,8 @@ async fn control(
         .map_err(|what| OperatorError::Watch { what })?;
     let reach = Reach::internet_and(&args.hub, &args.allowed_servers);
     let hub = Hub::new(&args.hub, args.hub_token.as_deref())?;
-    let (headers, read) = HeaderReader::new(hub, prima_weights::Client::new(RETRY, reach)?);
+    let tokens = HubTokens::new(client.clone(), hub);
+    let (headers, read) = HeaderReader::new(tokens, prima_weights::Client::new(RETRY, reach)?);
     let (planner, planned) = Planner::new(Question::answer, metrics.clone());
     let (tell_reached, reached) = mpsc::unbounded_channel();
     let controller = Controller::new(Api::<Model>::all(client.clone()), watching::watch())

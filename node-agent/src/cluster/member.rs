@@ -323,6 +323,7 @@ impl Member {
         rank: usize,
     ) -> Result<Vec<HeldFile>, MemberError> {
         let weights = self.machine.weights.clone();
+        let namespace = self.plan.key.namespace.clone();
         let draft = spec.draft.as_ref().filter(|_| rank == 0);
         let draft = draft.map(|draft| &draft.model);
         let fetched_draft = draft.filter(|draft| plan_checks::is_fetched(draft));
@@ -335,11 +336,12 @@ impl Member {
         });
         let progress = |share| self.fetches([Some(share), to_come]);
         let part = WantedWeights::of_member(spec, rank);
-        let mut held = vec![weights.obtain(part, progress).await?];
+        let mut held = vec![weights.obtain(&namespace, part, progress).await?];
         if let Some(draft) = draft {
             let part = held[0].share;
             let progress = |share| self.fetches([part, Some(share)]);
-            let whole = weights.obtain(WantedWeights::whole(draft), progress).await;
+            let whole = WantedWeights::whole(draft);
+            let whole = weights.obtain(&namespace, whole, progress).await;
             held.push(whole.map_err(MemberError::Draft)?);
         }
         self.share = Share::of_all(held.iter().map(|file| file.share));

@@ -2,7 +2,7 @@
 //! member runs.
 //!
 //! Decides which layers are fetched (the plan's; on rank 0 also the model's ends, embedding and output head, and all of a draft model), and
-//! never uses a file of another version than the plan's. Refuses to use the network where everything is on the disk.
+//! never uses a file of another version than the plan's. Refuses to use the network, and to ask for a token, where everything is on the disk.
 
 use std::io;
 use std::ops::Range;
@@ -11,18 +11,20 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use prima_crds::v1alpha1::model_source::ModelSource;
 use prima_crds::v1alpha1::ring_plan::{FileVersion, PlannedModel, RingPlanSpec};
 use prima_gguf::{FilePart, model_bytes, part_paths};
 use prima_weights::{
     AllowedServer, Cache, CacheError, Client, ClientError, Download, DownloadError, HeaderError,
     Hub, LocalFile, LocalFileError, Progress, Reach, RemoteError, RemoteModel, RemoteModelError,
-    Retry, Source, SourceError, identities, tensors,
+    Retry, SourceError, identities, tensors,
 };
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
+use super::hub_tokens::{HubTokenError, HubTokens};
 use super::metrics::Established;
 use crate::local_header::{self, LocalHeader, LocalHeaderError};
 
@@ -60,7 +62,7 @@ struct Store {
     /// `None`: what keeps a fifth of the file system free.
     budget_bytes: Option<u64>,
     client: Client,
-    hub: Hub,
+    hub_tokens: HubTokens,
     fetched_bytes: Counter,
 }
 
@@ -110,6 +112,8 @@ pub enum WeightsError {
     Client(#[from] ClientError),
     #[error("HF_TOKEN cannot be used")]
     Token(#[source] SourceError),
+    #[error(transparent)]
+    HubToken(#[from] HubTokenError),
     #[error(
         "model.version: expected the version of a file that is to be fetched, found none; plan again"
     )]
@@ -190,6 +194,7 @@ impl WeightsError {
             Self::Cache(_)
             | Self::Client(_)
             | Self::Token(_)
+            | Self::HubToken(_)
             | Self::LocalHeader(LocalHeaderError::Read { .. })
             | Self::RemoteHeader(_)
             | Self::LocalFile(_)
@@ -205,7 +210,10 @@ pub struct WeightsOptions {
     pub budget_bytes: Option<u64>,
     /// The hub for plans that name none.
     pub hub: String,
+    /// What the hub gets for plans of namespaces that have no token of their own.
     pub token: Option<String>,
+    /// Which knows of those that have one.
+    pub api_server: kube::Client,
     /// Servers beside the hub that plans may name although they are not on the internet.
     pub allowed_servers: Vec<AllowedServer>,
     pub fetched_bytes: Counter,
@@ -218,15 +226,17 @@ impl Weights {
             budget_bytes,
             hub,
             token,
+            api_server,
             allowed_servers,
             fetched_bytes,
         } = options;
         let reach = Reach::internet_and(&hub, &allowed_servers);
+        let hub = Hub::new(&hub, token.as_deref()).map_err(WeightsError::Token)?;
         Ok(Self(Arc::new(Store {
             cache: Cache::open(&folder)?,
             budget_bytes,
             client: Client::new(Retry::default(), reach)?,
-            hub: Hub::new(&hub, token.as_deref()).map_err(WeightsError::Token)?,
+            hub_tokens: HubTokens::new(api_server, hub),
             fetched_bytes,
         })))
     }
@@ -236,9 +246,10 @@ impl Weights {
         &self.0.cache
     }
 
-    /// Gets what is wanted of a model. `progress` is called with what is fetched.
+    /// Gets what is wanted of a model for a plan of `namespace`. `progress` is called with what is fetched.
     pub async fn obtain(
         &self,
+        namespace: &str,
         wanted: WantedWeights<'_>,
         progress: impl FnMut(Share),
     ) -> Result<HeldFile, WeightsError> {
@@ -251,13 +262,10 @@ impl Weights {
             (Some(path), _) => own_file(model, path, self.cache().clone()).await,
             (None, Some(source)) => {
                 let version = model.version.as_ref().ok_or(WeightsError::NoVersion)?;
-                let url = source.url.as_ref();
-                let allow_full_download = url.is_some_and(|url| url.allow_full_download);
-                let fetched = self.0.hub.source(source, version.commit.as_deref());
                 let origin = Origin {
+                    namespace,
                     version,
-                    source: fetched.ok_or(WeightsError::NoSource)?,
-                    allow_full_download,
+                    source,
                 };
                 self.fetched(wanted, origin, progress).await
             }
@@ -310,14 +318,17 @@ impl Weights {
             ends,
         } = wanted;
         let Origin {
+            namespace,
             version,
             source,
-            allow_full_download,
         } = origin;
+        let commit = version.commit.as_deref();
         let identities = identities(version, model.size_bytes as u64);
         let files = {
-            let (store, source) = (self.0.clone(), source.clone());
-            blocking(move || store.cache.files(&source, &identities)).await??
+            // Where files are kept does not depend on whose token fetches them.
+            let place = self.0.hub_tokens.shared().source(source, commit);
+            let (store, place) = (self.0.clone(), place.ok_or(WeightsError::NoSource)?);
+            blocking(move || store.cache.files(&place, &identities)).await??
         };
         let held = |files: Vec<LocalFile>, wanted: &[Range<u64>]| {
             let total_bytes = tensors::total_bytes(wanted);
@@ -339,7 +350,9 @@ impl Weights {
             return Ok(held(files, &wanted));
         }
 
-        let remote = RemoteModel::open(&self.0.client, &source).await?;
+        let fetched = self.0.hub_tokens.source(namespace, source, commit);
+        let fetched = fetched.await?.ok_or(WeightsError::NoSource)?;
+        let remote = RemoteModel::open(&self.0.client, &fetched).await?;
         let name = remote.files[0].shown();
         same_header(&name, &expected, remote.version.header_sha256.clone())?;
         let wanted = tensors::ranges(&remote.gguf, &layers, ends).map_err(WeightsError::Layers)?;
@@ -357,6 +370,8 @@ impl Weights {
         }
         let there_bytes: u64 = there.iter().sum();
         self.collect(total_bytes - there_bytes).await;
+        let url = source.url.as_ref();
+        let allow_full_download = url.is_some_and(|url| url.allow_full_download);
         let mut before = 0;
         for (at, wanted) in parts.iter().enumerate() {
             let download = Download::new(&remote.files[at], &files[at], wanted)
@@ -407,11 +422,11 @@ impl Weights {
     }
 }
 
-/// Where a file is fetched from.
+/// Which file is fetched, and for whom.
 struct Origin<'a> {
+    namespace: &'a str,
     version: &'a FileVersion,
-    source: Source,
-    allow_full_download: bool,
+    source: &'a ModelSource,
 }
 
 impl Store {

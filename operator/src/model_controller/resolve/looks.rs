@@ -13,12 +13,14 @@ use prima_crds::error_chain;
 use prima_crds::v1alpha1::model::{Model, ResolvedFile};
 use prima_crds::v1alpha1::model_source::ModelSource;
 use prima_weights::{
-    Client, HeaderError, Hub, MAX_HEADER_BYTES, RemoteModel, RemoteModelError, Retry, model_profile,
+    Client, HeaderError, MAX_HEADER_BYTES, RemoteModel, RemoteModelError, Retry, Source,
+    model_profile,
 };
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
+use super::hub_tokens::HubTokens;
 use super::{OF_DRAFT, RESOLVE_FAILED, RESOLVED, Unknown, shown};
 
 /// A server that is busy or away is asked again later.
@@ -43,7 +45,7 @@ const LONGEST_FIRST_PAUSE: Duration = Duration::from_secs(30);
 
 /// Reads headers for all Models.
 pub struct HeaderReader {
-    hub: Hub,
+    tokens: HubTokens,
     client: Client,
     small: Semaphore,
     large: Semaphore,
@@ -53,10 +55,13 @@ pub struct HeaderReader {
 
 impl HeaderReader {
     /// Also returns the Models of which something was read.
-    pub fn new(hub: Hub, client: Client) -> (Arc<Self>, mpsc::UnboundedReceiver<ObjectRef<Model>>) {
+    pub fn new(
+        tokens: HubTokens,
+        client: Client,
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<ObjectRef<Model>>) {
         let (read, models) = mpsc::unbounded_channel();
         let reader = Self {
-            hub,
+            tokens,
             client,
             small: Semaphore::new(AT_ONCE),
             large: Semaphore::new(1),
@@ -89,11 +94,15 @@ impl HeaderReader {
         let turns = self.turns_of(namespace);
         // This semaphore and the others are never closed.
         let _turn = turns.acquire().await;
-        if let Some(found) = self.read_within(SMALL, &self.small, source).await {
+        let fetched = self.tokens.source(namespace, source).await;
+        let fetched = fetched.map_err(|error| error_chain(&error))?;
+        let fetched = fetched.ok_or_else(|| "expected huggingFace or url".to_owned())?;
+        let small = self.read_within(SMALL, &self.small, source, &fetched);
+        if let Some(found) = small.await {
             return found;
         }
         let found = self
-            .read_within(MAX_HEADER_BYTES, &self.large, source)
+            .read_within(MAX_HEADER_BYTES, &self.large, source, &fetched)
             .await;
         found.unwrap_or_else(|| Err(format!("{}: the header is too large", shown(source))))
     }
@@ -115,12 +124,10 @@ impl HeaderReader {
         limit: u64,
         turns: &Semaphore,
         source: &ModelSource,
+        fetched: &Source,
     ) -> Option<Found> {
-        let Some(fetched) = self.hub.source(source, None) else {
-            return Some(Err("expected huggingFace or url".to_owned()));
-        };
         let _turn = turns.acquire().await;
-        let opened = RemoteModel::open_within(&self.client, &fetched, limit);
+        let opened = RemoteModel::open_within(&self.client, fetched, limit);
         let remote = match timeout(DEADLINE, opened).await {
             Ok(Ok(remote)) => remote,
             Ok(Err(RemoteModelError::Header(HeaderError::TooLarge { .. })))
@@ -153,7 +160,7 @@ impl HeaderReader {
 
 type Found = Result<ResolvedFile, String>;
 
-/// What servers said last of the files that one Model names.
+/// What servers said last of the files that one Model names. Another Model's namespace may have another token, so nothing is shared with it.
 #[derive(Default)]
 pub struct Looks(Vec<Look>);
 
@@ -286,9 +293,11 @@ fn failure_before(
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
     use prima_crds::v1alpha1::model::ModelStatus;
-    use prima_weights::{PUBLIC_HUB, Reach};
+    use prima_weights::{Hub, PUBLIC_HUB, Reach};
     use serde_json::json;
     use tokio::io::AsyncReadExt;
 
@@ -307,7 +316,10 @@ mod tests {
 
     fn reader(reach: Reach) -> (Arc<HeaderReader>, mpsc::UnboundedReceiver<ObjectRef<Model>>) {
         let client = Client::new(RETRY, reach).unwrap();
-        HeaderReader::new(Hub::new(PUBLIC_HUB, None).unwrap(), client)
+        // No API server: what these tests name is not on the hub.
+        let hub = Hub::new(PUBLIC_HUB, None).unwrap();
+        let tokens = HubTokens::at(SocketAddr::from(([127, 0, 0, 1], 9)), hub);
+        HeaderReader::new(tokens, client)
     }
 
     #[tokio::test]

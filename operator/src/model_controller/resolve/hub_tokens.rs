@@ -1,0 +1,184 @@
+//! Which token the hub gets for a Model: that of the Secret in the Model's namespace, or else the one that all namespaces share. The Secret is
+//! asked for by name, before each look at a header: a token that was changed counts from the next look on.
+//!
+//! Refuses to take the shared token where the Secret cannot be read or used: whoever put it there may not be meant to have that one.
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::{Api, Client};
+use prima_crds::v1alpha1::model_source::ModelSource;
+use prima_crds::{HUB_SECRET, NoHubToken, error_chain, hub_token};
+use prima_weights::{Hub, Source, SourceError};
+
+pub struct HubTokens {
+    client: Client,
+    /// With the token of namespaces that have none of their own.
+    shared: Hub,
+}
+
+/// Why it is not known which token a namespace has.
+#[derive(Debug, thiserror::Error)]
+pub enum HubTokenError {
+    #[error("cannot read the Secret {namespace}/{HUB_SECRET}: {reason}")]
+    Read { namespace: String, reason: String },
+    #[error("the Secret {namespace}/{HUB_SECRET}")]
+    Nothing {
+        namespace: String,
+        source: NoHubToken,
+    },
+    #[error("the Secret {namespace}/{HUB_SECRET}")]
+    NoToken {
+        namespace: String,
+        source: SourceError,
+    },
+}
+
+impl HubTokens {
+    pub fn new(client: Client, shared: Hub) -> Self {
+        Self { client, shared }
+    }
+
+    /// Where `source` is fetched from for Models of `namespace`; `None` for what is not fetched.
+    ///
+    /// # Errors
+    /// [`HubTokenError`] for a file of the hub, if the namespace's Secret cannot be read or used.
+    pub async fn source(
+        &self,
+        namespace: &str,
+        source: &ModelSource,
+    ) -> Result<Option<Source>, HubTokenError> {
+        // Other servers get no token.
+        if !self.shared.has(source) {
+            return Ok(self.shared.source(source, None));
+        }
+        let own = self.own(namespace).await?;
+        let hub = self.shared.with_own_token(own.as_deref());
+        let hub = hub.map_err(|source| HubTokenError::NoToken {
+            namespace: namespace.to_owned(),
+            source,
+        })?;
+        Ok(hub.source(source, None))
+    }
+
+    /// The token of the namespace, if it has one of its own.
+    async fn own(&self, namespace: &str) -> Result<Option<String>, HubTokenError> {
+        let secrets = Api::<Secret>::namespaced(self.client.clone(), namespace);
+        let secret = secrets.get_opt(HUB_SECRET).await;
+        let secret = secret.map_err(|error| HubTokenError::Read {
+            namespace: namespace.to_owned(),
+            reason: reason(&error),
+        })?;
+        let token = secret.as_ref().map(hub_token).transpose();
+        token.map_err(|source| HubTokenError::Nothing {
+            namespace: namespace.to_owned(),
+            source,
+        })
+    }
+}
+
+/// Why a request failed, without all fields of the answer.
+fn reason(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        error => error_chain(error),
+    }
+}
+
+#[cfg(test)]
+impl HubTokens {
+    /// Secrets are asked for at `api_server`, in plain HTTP.
+    pub fn at(api_server: std::net::SocketAddr, shared: Hub) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let url = format!("http://{api_server}");
+        let mut config = kube::Config::new(url.parse().unwrap());
+        // No certificate is looked at, so none is looked for on this machine.
+        config.root_cert = Some(Vec::new());
+        Self::new(Client::try_from(config).unwrap(), shared)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::extract::Path;
+    use axum::http::StatusCode;
+    use axum::routing::get;
+    use axum::{Json, Router};
+    use prima_weights::PUBLIC_HUB;
+    use serde_json::{Value, json};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// What the API server says of a namespace's Secret. Values are in base64.
+    async fn answer(Path(namespace): Path<String>) -> (StatusCode, Json<Value>) {
+        let data = match namespace.as_str() {
+            "own" => json!({"token": "b3du"}),
+            "empty" => json!({"token": ""}),
+            "misspelt" => json!({"tokens": "b3du"}),
+            "two-words" => json!({"token": "dHdvIHdvcmRz"}),
+            "closed" => return failure(StatusCode::FORBIDDEN, "Forbidden", "not for you"),
+            _ => return failure(StatusCode::NOT_FOUND, "NotFound", "not found"),
+        };
+        let metadata = json!({"name": HUB_SECRET, "namespace": namespace});
+        let secret =
+            json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data});
+        (StatusCode::OK, Json(secret))
+    }
+
+    fn failure(code: StatusCode, reason: &str, message: &str) -> (StatusCode, Json<Value>) {
+        let status = json!({
+            "apiVersion": "v1",
+            "kind": "Status",
+            "status": "Failure",
+            "code": code.as_u16(),
+            "reason": reason,
+            "message": message,
+        });
+        (code, Json(status))
+    }
+
+    #[tokio::test]
+    async fn a_namespaces_secret_counts_more_than_the_shared_token() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let path = format!("/api/v1/namespaces/{{namespace}}/secrets/{HUB_SECRET}");
+        let api_server = Router::new().route(&path, get(answer));
+        tokio::spawn(async move { axum::serve(listener, api_server).await });
+        let tokens = |shared| HubTokens::at(address, Hub::new(PUBLIC_HUB, shared).unwrap());
+        let (with_shared, without) = (tokens(Some("shared")), tokens(None));
+        let source = |source: Value| -> ModelSource { serde_json::from_value(source).unwrap() };
+
+        let on_hub = source(json!({"huggingFace": {"repo": "a/b", "file": "c.gguf"}}));
+        for (tokens, namespace, expected) in [
+            (&with_shared, "none", true),
+            (&without, "none", false),
+            (&without, "own", true),
+            (&with_shared, "empty", false),
+        ] {
+            let fetched = tokens.source(namespace, &on_hub).await.unwrap();
+            let token = fetched.unwrap().token;
+            assert_eq!(token.is_some(), expected, "{namespace}");
+        }
+        for (namespace, said) in [
+            (
+                "closed",
+                "cannot read the Secret closed/prima-hub: not for you",
+            ),
+            (
+                "misspelt",
+                "the Secret misspelt/prima-hub: expected the hub's token at key token",
+            ),
+            (
+                "two-words",
+                "the Secret two-words/prima-hub: token: expected visible ASCII",
+            ),
+        ] {
+            let error = with_shared.source(namespace, &on_hub).await.unwrap_err();
+            let error = error_chain(&error);
+            assert!(error.starts_with(said), "{error}");
+        }
+
+        let elsewhere = source(json!({"url": {"url": "https://nas/c.gguf"}}));
+        let fetched = with_shared.source("closed", &elsewhere).await.unwrap();
+        assert!(fetched.unwrap().token.is_none());
+    }
+}
