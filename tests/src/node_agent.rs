@@ -65,12 +65,24 @@ impl AgentMachine {
 
     /// Its agent, as a pod called `agent-NODE` in `namespace`.
     pub fn start_agent(&self, api: &ApiServer, namespace: &str) -> NodeAgent {
+        self.start_agent_with(api, namespace, &[])
+    }
+
+    /// The same with more environment variables.
+    pub fn start_agent_with(
+        &self,
+        api: &ApiServer,
+        namespace: &str,
+        environment: &[(&str, &str)],
+    ) -> NodeAgent {
         let own = self.data.join(MEASURED);
         if !own.exists() {
             measurements().give(&own, &self.data);
         }
         let name = format!("agent-{}", self.node);
-        let service = Service::start(&name, self.agent(api, namespace), &self.data);
+        let mut command = self.agent(api, namespace);
+        command.envs(environment.iter().copied());
+        let service = Service::start(&name, command, &self.data);
         NodeAgent {
             service,
             http: SocketAddr::from((self.address, HTTP_PORT)),

@@ -659,6 +659,71 @@ fn members_fetch_their_layers_and_keep_them() {
     );
 }
 
+#[test]
+fn a_member_is_fetched_with_the_token_of_its_plans_namespace() {
+    let stage = Stage::new();
+    let runtime = runtime();
+    let files = stage.folder.path().join("hub");
+    let repo = files.join("people/models");
+    fs::create_dir_all(&repo).expect("a folder for a hub");
+    std::os::unix::fs::symlink(model(), repo.join("gated.gguf")).expect("a link");
+    let hub = runtime.block_on(TestHub::start(&files)).expect("a hub");
+    let endpoint = hub.endpoint();
+    let location = Location::HuggingFace {
+        endpoint: endpoint.clone(),
+        repo: "people/models".into(),
+        revision: "main".into(),
+        file: "gated.gguf".into(),
+    };
+    let remote = remote(&Source {
+        location,
+        token: None,
+    });
+    hub.control(|control| {
+        control.token = Some("hf_of_the_namespace".to_owned());
+        control.gated = vec!["people/models".to_owned()];
+    });
+    let machines = ["one", "two"].map(|node| AgentMachine::new(node, stage.folder.path()));
+    let environment = [("HF_ENDPOINT", &*endpoint), ("HF_TOKEN", "hf_shared")];
+    let mut one = machines[0].start_agent_with(&stage.api, NAMESPACE, &environment);
+
+    let mut ring = plan("gated", &machines, &model(), "", (RING_PORT, HTTP_PORT));
+    ring["spec"]["model"]["file"] = json!("gated.gguf");
+    ring["spec"]["model"]["source"] =
+        json!({"huggingFace": {"repo": "people/models", "file": "gated.gguf"}});
+    ring["spec"]["model"]["version"] = json!(remote.version);
+    // One member is enough.
+    let members = ring["spec"]["members"].as_array_mut().expect("members");
+    members.truncate(1);
+    members[0]["windows"] = json!([{"first": 0, "last": 30}]);
+    stage.api.apply(&ring.to_string()).expect("a RingPlan");
+    one.wait_until_ready();
+    let member = stage.wait_for_state("gated", "one", "Refused");
+    let message = member["message"].as_str().expect("a message");
+    assert!(message.contains("people/models is gated"), "{message}");
+
+    let secret = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "prima-hub", "namespace": "default"},
+        "stringData": {"token": "hf_of_the_namespace"},
+    });
+    stage.api.apply(&secret.to_string()).expect("a Secret");
+    stage.wait_for_state("gated", "one", "Ready");
+
+    // What is there needs neither hub nor token.
+    stage
+        .api
+        .kubectl(&["delete", "secret", "prima-hub"])
+        .expect("deleted");
+    let member = one.members()[0];
+    hub.clear();
+    send_signal(member, Signal::KILL);
+    wait_for("another member", || another(&one, member));
+    stage.wait_for_state("gated", "one", "Ready");
+    assert_eq!(hub.requests(), 0);
+}
+
 /// The model is on the machines, its draft model on a hub: the same weights, quantized.
 #[test]
 fn a_model_with_a_draft_model_says_the_same_in_fewer_trips() {

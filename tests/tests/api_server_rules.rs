@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use prima_tests::api_server::{ApiServer, Backend};
-use prima_tests::operator::{NAMESPACE, install_chart};
-use prima_tests::wait_for;
+use prima_tests::operator::{NAMESPACE, install_chart, upgrade_chart};
+use prima_tests::{wait_for, wait_until};
 use serde_json::{Value, json};
 
 /// What a rule is about: the object's change that breaks it, and a part of what the API server says.
@@ -361,6 +361,36 @@ fn the_accounts_have_the_verbs_that_they_need_and_no_others() {
         ("ringplans.prima.dev", "get list watch"),
     ]);
     assert_eq!(allowed(&api, "editor", &expected), expected);
+}
+
+/// An agent that is in other hands must not open the cluster's Secrets.
+#[test]
+fn of_secrets_the_accounts_get_the_hubs_token_by_its_name() {
+    let api = ApiServer::start(Backend::Etcd);
+    install_chart(&api);
+    upgrade_chart(&api, &["--set", "operator.secretAccess=false"]);
+    let may = |account: &str, verb: &str, what: &str| {
+        let account = format!("--as=system:serviceaccount:{NAMESPACE}:{account}");
+        let may = ["auth", "can-i", verb, what, "--quiet", &account];
+        let anywhere = ["--namespace", "default"];
+        api.kubectl(&[&may[..], &anywhere].concat()).is_ok()
+    };
+    for account in ["prima-agent", "prima-operator"] {
+        wait_until(account, || may(account, "get", "secrets/prima-hub"));
+        // The API server hears of a role that is gone a moment later.
+        wait_until(account, || !may(account, "get", "secrets/other"));
+        for verb in ["list", "watch", "update", "patch", "delete"] {
+            assert!(
+                !may(account, verb, "secrets/prima-hub"),
+                "{account}: {verb}"
+            );
+        }
+    }
+    bind(&api, "prima-edit", "editor");
+    wait_until("editors write Models", || {
+        may("editor", "create", "models.prima.dev")
+    });
+    assert!(!may("editor", "get", "secrets/prima-hub"));
 }
 
 /// Gives an account of the chart's namespace a role. (Nothing aggregates roles where only an API server runs.)
