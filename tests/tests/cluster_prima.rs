@@ -354,7 +354,7 @@ fn a_download_survives_its_hub_and_a_full_disk() {
     test.first_answer_from(1, "by-url");
 }
 
-/// For an answer, where another try may follow: a connection may have begun too early, and lead to an agent that is gone.
+/// For an answer, where another try may follow, or where none may be needed: a connection may have begun too early, and lead to an agent that is gone.
 const TRY: Duration = Duration::from_secs(20);
 /// 45 seconds, and a few for the operator to tell.
 const WITHDRAWN_WITHIN: Duration = Duration::from_secs(50);
@@ -595,7 +595,7 @@ impl Test {
         let begun = Instant::now();
         let (mut answers, mut failures) = (0, Vec::new());
         while !done.load(Ordering::Relaxed) && begun.elapsed() < PATIENCE {
-            match self.ask_from(2, model, PATIENCE) {
+            match self.ask_from(2, model, TRY) {
                 Ok(_) => answers += 1,
                 Err(error) => failures.push(error),
             }
