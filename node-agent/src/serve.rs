@@ -10,7 +10,7 @@ use std::time::Duration;
 use prima_crds::quantity::Quantity;
 use prima_crds::v1alpha1::ring_plan::{PlannedDraft, RingPlanSpec};
 use prima_engine::{Compute, Model};
-use prima_member_process::{ALIVE, ALIVE_INTERVAL, JOINED};
+use prima_member_process::{ALIVE, ALIVE_INTERVAL, JOINED, cut_off_line};
 use prima_text::{ChatTemplate, ChatTemplateError, RankTemplate, Tokenizer, TokenizerError};
 use prima_traces::Traces;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -295,6 +295,7 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
         limit.as_secs()
     );
     let quiet = QUIET.max(4 * plan.token_time());
+    let status = front.as_ref().map(|front| front.status.clone());
     let drained = async {
         match front.take() {
             Some(front) => front.finish().await,
@@ -307,9 +308,17 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
         }
     };
     tokio::select! {
-        () = drained => {}
-        () = tokio::time::sleep(limit) => tracing::warn!("some requests did not finish in time"),
+        () = drained => return Ok(()),
+        () = tokio::time::sleep(limit) => {}
         () = stop.received() => {}
+    }
+    if let Some(status) = status {
+        let status = status.borrow();
+        let answers = status.running_requests + status.waiting_requests;
+        if answers > 0 {
+            // Whoever started this process counts them.
+            let _ = writeln!(io::stdout(), "{}", cut_off_line(answers));
+        }
     }
     Ok(())
 }
@@ -330,6 +339,7 @@ pub(crate) fn exit_with_parent(parent: i32) -> Result<(), ServeError> {
 struct Front {
     gateway: JoinHandle<Result<(), GatewayError>>,
     shutdown: oneshot::Sender<()>,
+    status: watch::Receiver<RingStatus>,
     back: Option<Back>,
 }
 
@@ -360,7 +370,7 @@ impl Front {
         let gateway = tokio::spawn(gateway::serve(
             listener,
             options,
-            Generator::new(sender, seen),
+            Generator::new(sender, seen.clone()),
             known,
             Limits::default(),
             async move {
@@ -371,6 +381,7 @@ impl Front {
         Ok(Self {
             gateway,
             shutdown,
+            status: seen,
             back: Some(Back {
                 submissions,
                 status,

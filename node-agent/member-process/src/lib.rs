@@ -21,3 +21,27 @@ pub const JOINED: &str = "joined the ring";
 /// The stdout line by which a member that is asked to says that it is alive, and how often.
 pub const ALIVE: &str = "alive";
 pub const ALIVE_INTERVAL: Duration = Duration::from_secs(4);
+
+/// The beginning of the stdout line by which rank 0 says how many answers it cut off, because they had not ended when it had to.
+const CUT_OFF: &str = "answers cut off: ";
+
+/// That line.
+pub fn cut_off_line(answers: usize) -> String {
+    format!("{CUT_OFF}{answers}")
+}
+
+/// How many answers this line of a member's says were cut off; `None` if it is another line.
+pub fn cut_off(line: &str) -> Option<u64> {
+    line.strip_prefix(CUT_OFF)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_that_are_cut_off_are_told_in_a_line() {
+        assert_eq!(cut_off(&cut_off_line(3)), Some(3));
+        assert_eq!(cut_off("INFO answers cut off: 3"), None);
+    }
+}

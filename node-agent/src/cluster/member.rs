@@ -264,6 +264,7 @@ impl Member {
             identity,
             api_key_file: api_key_file.as_deref(),
             threads: machine.threads,
+            cut_answers: machine.metrics.cut_answers.clone(),
         };
         let process = self
             .process

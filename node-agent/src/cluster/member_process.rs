@@ -10,7 +10,8 @@ use std::path::Path;
 use std::slice::from_mut;
 use std::time::Duration;
 
-use prima_member_process::{HANGS_AFTER, Launch, MemberProcess, Serve, StartError};
+use prima_member_process::{HANGS_AFTER, Launch, MemberProcess, Serve, StartError, cut_off};
+use prometheus_client::metrics::counter::Counter;
 use tokio::time::timeout;
 
 use super::memory::{Children, Counted};
@@ -35,6 +36,8 @@ pub struct Start<'a> {
     pub reserved_bytes: Option<u64>,
     /// Memory that weights take at most.
     pub weights_bytes: Option<u64>,
+    /// For answers that it cuts off.
+    pub cut_answers: Counter,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -82,8 +85,9 @@ impl Running {
             says_alive: true,
             ..Serve::new(start.plan_file, start.member)
         };
-        let plan = start.plan.clone();
+        let (plan, cut_answers) = (start.plan.clone(), start.cut_answers);
         let process = MemberProcess::start(&program, &Launch::Serve(serve), move |line| {
+            cut_answers.inc_by(cut_off(line).unwrap_or(0));
             // The line has its own time and level.
             let _ = writeln!(io::stderr(), "{plan}: {line}");
         })?;

@@ -16,6 +16,7 @@ use prometheus_client::registry::Registry;
 pub struct Metrics {
     pub fetched_bytes: Counter,
     pub restarts: Counter,
+    pub cut_answers: Counter,
     members: Family<StateLabel, Gauge>,
 }
 
@@ -29,6 +30,7 @@ impl Metrics {
         let Self {
             fetched_bytes,
             restarts,
+            cut_answers,
             members,
         } = self.clone();
         let mut registry = Registry::default();
@@ -41,6 +43,11 @@ impl Metrics {
             "prima_agent_member_restarts",
             "Processes of ring members that were started again",
             restarts,
+        );
+        registry.register(
+            "prima_agent_cut_answers",
+            "Answers that had not ended when their ring had to",
+            cut_answers,
         );
         registry.register(
             "prima_agent_members",
