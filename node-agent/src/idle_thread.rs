@@ -2,9 +2,10 @@
 
 use std::io;
 
-/// Has the calling thread, and those that it starts, compute with what all others of this process leave (`SCHED_IDLE`). The lowest nice
-/// value is not enough: such a thread still takes a whole tick (4 ms) a few times in a second from one that computes a ring's layers.
-/// Whoever waits for it waits long where processors are never idle, some 300 times as long as it computes. Elsewhere than on Linux nothing happens.
+/// Has the calling thread, and those that it starts, compute with what all others leave (`SCHED_IDLE`; on a machine without control groups all
+/// others of the machine, else of its group). The lowest nice value is not enough: such a thread still takes a whole tick (4 ms) a few times
+/// in a second from one that computes a ring's layers. Where processors are never idle, it takes some 300 times as long as it computes, so it
+/// must hold nothing meanwhile that others wait for. There is no way back. Elsewhere than on Linux nothing happens.
 ///
 /// # Errors
 /// A system that does not allow it.

@@ -309,7 +309,7 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
     };
     tokio::select! {
         () = drained => return Ok(()),
-        () = tokio::time::sleep(limit) => {}
+        () = tokio::time::sleep(limit) => tracing::warn!("some requests did not finish in time"),
         () = stop.received() => {}
     }
     if let Some(status) = status {
@@ -372,7 +372,7 @@ impl Front {
             options,
             Generator::new(sender, seen.clone()),
             known,
-            Limits::default(),
+            Limits::of_context(plan.context_length as usize),
             async move {
                 // Also when this process ends without asking.
                 let _ = asked.await;

@@ -191,6 +191,9 @@ fn programs_and_make_take_documented_commands() {
             let mut bash = Command::new("bash");
             bash.current_dir(folder.path())
                 .env("PATH", &path)
+                // No cluster of whoever runs the tests.
+                .env("KUBECONFIG", "/dev/null")
+                .env("HOME", folder.path())
                 // That of `make test`.
                 .env_remove("MAKEFLAGS");
             bash
@@ -264,6 +267,10 @@ const OBJECTS: &str = "
 apiVersion: v1
 kind: Namespace
 metadata: {name: kids}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: team-a}
 ---
 apiVersion: v1
 kind: Node

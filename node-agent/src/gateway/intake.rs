@@ -3,8 +3,8 @@
 //!
 //! A body that turns out to be large, and only then, needs room for its whole length. So large ones are received few at a time, one after
 //! another, and nobody keeps room from others by announcing what never comes. A request that finds no place, or no room in time, is told to
-//! come again. Large ones are also read on threads of their own, with what the ring leaves of the processors: they keep neither its tokens nor
-//! small requests waiting.
+//! come again. Those that are too large for a chat of the context are read on threads of their own, with what the ring leaves of the
+//! processors: they keep neither its tokens nor other requests waiting.
 
 use std::sync::Arc;
 
@@ -14,6 +14,7 @@ use futures::StreamExt;
 use http_body::Body as _;
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::GatewayError;
@@ -78,18 +79,18 @@ impl Intake {
         let place = places.try_acquire_owned().map_err(|_| ApiError::Busy {
             why: "as many requests as this server takes are being answered",
         })?;
-        let threads = match room {
-            None => &self.threads,
-            Some(_) => &self.threads_for_large,
+        let threads = match body.len() > self.limits.chat_bytes {
+            false => &self.threads,
+            true => &self.threads_for_large,
         };
-        // All that it holds goes along: if the client hangs up now, it is held until the thread is done.
+        // All that it holds goes along: if the client hangs up now, it is held until the thread is done, if that has begun.
         let reading = move || {
             let object = request::object(&body)?;
             let asked = read(&Fields::new(&object))?;
             Ok(Taken { asked, place, room })
         };
-        let reading = threads.handle.spawn_blocking(reading);
-        reading.await.map_err(|_| ApiError::Internal {
+        let mut reading = Reading(threads.handle.spawn_blocking(reading));
+        (&mut reading.0).await.map_err(|_| ApiError::Internal {
             action: "reading the request",
         })?
     }
@@ -132,11 +133,28 @@ impl Intake {
                 return Err(too_large);
             }
             if bytes.len() + part.len() > OWN_BYTES && room.is_none() {
-                room = Some(self.room(length).await?);
+                // What is read slowly must not take the places of all requests: some hundred fit into the room.
+                let least = match length as usize > self.limits.chat_bytes {
+                    false => 0,
+                    true => SLOW_BYTES,
+                };
+                room = Some(self.room(length.max(least)).await?);
             }
             bytes.extend_from_slice(&part);
         }
         Ok((bytes, room))
+    }
+}
+
+/// The room that a body takes at least that is read where nothing else computes.
+const SLOW_BYTES: u32 = 512 << 10;
+
+/// Has not begun yet, or nobody can stop it. What has not begun is forgotten with this.
+struct Reading<T>(JoinHandle<T>);
+
+impl<T> Drop for Reading<T> {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 
@@ -176,7 +194,7 @@ impl Drop for Threads {
     }
 }
 
-/// For small requests, whose tokens are nothing to a ring's: a tenth of a processor that computes for the ring.
+/// For usual requests: a tenth of a processor that computes for the ring.
 fn after_others() {
     #[cfg(target_os = "linux")]
     if let Err(error) = rustix::process::setpriority_process(None, 10) {
@@ -184,14 +202,15 @@ fn after_others() {
     }
 }
 
-/// For large ones, which may be many and may keep a processor busy for seconds: what the ring leaves.
+/// For those that are too large for a chat, and may be many: what the ring leaves.
 fn when_idle() {
     if let Err(error) = only_when_idle() {
         tracing::debug!(%error, "priority not set");
     }
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
+#[cfg(target_os = "linux")]
 mod tests {
     use serde_json::json;
 
@@ -206,10 +225,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn large_bodies_are_read_only_where_nothing_else_computes() {
+    async fn what_is_no_chat_is_read_where_nothing_else_computes() {
         let intake = Intake::new(Limits::default()).unwrap();
-        let own = priority().0;
-        for (bytes, expected) in [(100, ((own + 10).min(19), false)), (OWN_BYTES, (own, true))] {
+        for (bytes, expected) in [(100, (10, false)), (OWN_BYTES, (priority().0, true))] {
             let body = json!({"prompt": "x".repeat(bytes)}).to_string();
             let http = Request::builder()
                 .header("content-type", "application/json")

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// With the defaults some 300 MB at most, and fewer than the 1,024 files that a process may open by default.
+/// With the defaults some 400 MB at most, and fewer than the 1,024 files that a process may open by default.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// Connections at a time. Where there are more, the one whose client has kept the server waiting longest is closed.
@@ -21,10 +21,25 @@ pub struct Limits {
     pub body_bytes: usize,
     /// How long a body waits for as many of these as it is long.
     pub waiting: Duration,
+    /// Longer bodies cannot be a chat that fits the context. They are read where nothing else computes.
+    pub chat_bytes: usize,
 }
 
 /// Bytes of a body that need no room among the large ones: a usual chat has fewer.
 pub const OWN_BYTES: usize = 64 << 10;
+
+/// Text has some four for a token, and JSON's escapes make it longer.
+const BYTES_OF_TOKEN: usize = 8;
+
+impl Limits {
+    /// For chats of so many tokens, with their answers.
+    pub fn of_context(tokens: usize) -> Self {
+        Self {
+            chat_bytes: OWN_BYTES.max(BYTES_OF_TOKEN.saturating_mul(tokens)),
+            ..Self::default()
+        }
+    }
+}
 
 impl Default for Limits {
     fn default() -> Self {
@@ -36,6 +51,7 @@ impl Default for Limits {
             requests: 384,
             body_bytes: 48 << 20,
             waiting: Duration::from_secs(2),
+            chat_bytes: OWN_BYTES,
         }
     }
 }

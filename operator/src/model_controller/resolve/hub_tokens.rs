@@ -3,11 +3,17 @@
 //!
 //! Refuses to take the shared token where the Secret cannot be read or used: whoever put it there may not be meant to have that one.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
 use prima_crds::v1alpha1::model_source::ModelSource;
 use prima_crds::{HUB_SECRET, NoHubToken, error_chain, hub_token};
 use prima_weights::{Hub, Source, SourceError};
+use tokio::time::timeout;
+
+/// For the API server's answer.
+const DEADLINE: Duration = Duration::from_secs(10);
 
 pub struct HubTokens {
     client: Client,
@@ -62,11 +68,14 @@ impl HubTokens {
     /// The token of the namespace, if it has one of its own.
     async fn own(&self, namespace: &str) -> Result<Option<String>, HubTokenError> {
         let secrets = Api::<Secret>::namespaced(self.client.clone(), namespace);
-        let secret = secrets.get_opt(HUB_SECRET).await;
-        let secret = secret.map_err(|error| HubTokenError::Read {
+        let unread = |reason| HubTokenError::Read {
             namespace: namespace.to_owned(),
-            reason: reason(&error),
-        })?;
+            reason,
+        };
+        let secret = timeout(DEADLINE, secrets.get_opt(HUB_SECRET)).await;
+        let secret = secret
+            .map_err(|_| unread("no answer from the API server".to_owned()))?
+            .map_err(|error| unread(reason(&error)))?;
         let token = secret.as_ref().map(hub_token).transpose();
         token.map_err(|source| HubTokenError::Nothing {
             namespace: namespace.to_owned(),
