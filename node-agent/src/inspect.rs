@@ -9,6 +9,8 @@ use std::path::Path;
 use comfy_table::{CellAlignment, ContentArrangement, Table, TableComponent, presets};
 use prima_crds::error_chain;
 use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfileSpec};
+use prima_engine::EngineError;
+use prima_engine::kernels::IsaLevelError;
 use prima_gguf::{Gguf, GgufError, TensorInfo, Value};
 use prima_model::Place;
 use prima_weights::model_profile;
@@ -17,9 +19,9 @@ use serde::Serialize;
 /// How to show what is in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum OutputFormat {
-    /// For people: sizes rounded, one row per layer.
+    /// For people: sizes rounded.
     Table,
-    /// For programs: the same sums as integers.
+    /// For programs: the same as integers.
     Yaml,
     /// The same as JSON.
     Json,
@@ -48,17 +50,32 @@ pub enum InspectError {
         /// What the JSON writer says.
         source: serde_json::Error,
     },
+    /// `PRIMA_CPU_LEVEL` asks for a level that this processor lacks.
+    #[error(transparent)]
+    Kernels(#[from] IsaLevelError),
+    /// The driver of a GPU fails, or `PRIMA_GPU` is none of its values.
+    #[error(transparent)]
+    Gpu(#[from] EngineError),
 }
 
 /// Reads the header of the GGUF file at `path` (not its weights) and describes it, in lines that end in a newline.
 pub fn inspect(path: &Path, format: OutputFormat) -> Result<String, InspectError> {
     let summary = Summary::new(path, &Gguf::open(path)?)?;
+    shown(&summary, format, table)
+}
+
+/// `summary` for people as `table` has it, or for programs, in lines that end in a newline.
+pub(crate) fn shown<S: Serialize>(
+    summary: &S,
+    format: OutputFormat,
+    table: impl FnOnce(&S) -> String,
+) -> Result<String, InspectError> {
     match format {
-        OutputFormat::Table => Ok(table(&summary)),
+        OutputFormat::Table => Ok(table(summary)),
         OutputFormat::Yaml => {
-            serde_saphyr::to_string(&summary).map_err(|source| InspectError::Yaml { source })
+            serde_saphyr::to_string(summary).map_err(|source| InspectError::Yaml { source })
         }
-        OutputFormat::Json => serde_json::to_string_pretty(&summary)
+        OutputFormat::Json => serde_json::to_string_pretty(summary)
             .map(|text| text + "\n")
             .map_err(|source| InspectError::Json { source }),
     }

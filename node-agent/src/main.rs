@@ -47,10 +47,10 @@ enum Command {
         #[arg(value_name = "MODEL.gguf", required_unless_present_any = ["cpu", "gpu"])]
         model: Option<PathBuf>,
         /// Instead of a model: which kernels this processor gets, and why
-        #[arg(long, conflicts_with_all = ["model", "output"])]
+        #[arg(long, conflicts_with = "model")]
         cpu: bool,
         /// Instead of a model: which GPU layers would run on, and why no other
-        #[arg(long, conflicts_with_all = ["model", "output", "cpu"])]
+        #[arg(long, conflicts_with_all = ["model", "cpu"])]
         gpu: bool,
         /// For people or for programs
         #[arg(short, long, alias = "format", value_enum, default_value = "table")]
@@ -100,14 +100,14 @@ fn main() -> ExitCode {
         Command::Profile(args) => profile::run(args)
             .map_err(|error| prima_crds::error_chain(&error))
             .map(|text| print(&text)),
-        Command::Inspect { gpu: true, .. } => {
-            let shown = inspect_gpu().map_err(|error| prima_crds::error_chain(&error));
-            shown.map(|text| print(&text))
+        Command::Inspect {
+            model, gpu, output, ..
+        } => match model {
+            Some(model) => inspect(&model, output),
+            None if gpu => inspect_gpu(output),
+            None => inspect_cpu(output),
         }
-        Command::Inspect { model, output, .. } => match model {
-            Some(model) => inspect(&model, output).map_err(|error| prima_crds::error_chain(&error)),
-            None => inspect_cpu().map_err(|error| prima_crds::error_chain(&error)),
-        }
+        .map_err(|error| prima_crds::error_chain(&error))
         .map(|text| print(&text)),
         Command::Chown { uid, gid, folder } => {
             std::os::unix::fs::chown(&folder, Some(uid), Some(gid))
