@@ -696,6 +696,7 @@ fn a_member_is_fetched_with_the_token_of_its_plans_namespace() {
     let members = ring["spec"]["members"].as_array_mut().expect("members");
     members.truncate(1);
     members[0]["windows"] = json!([{"first": 0, "last": 30}]);
+    members[0]["membersOnMachine"] = json!(1);
     stage.api.apply(&ring.to_string()).expect("a RingPlan");
     one.wait_until_ready();
     let member = stage.wait_for_state("gated", "one", "Refused");
