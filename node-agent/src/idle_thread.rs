@@ -2,8 +2,7 @@
 
 use std::io;
 
-/// Has the calling thread, and those that it starts, compute with what all others leave (`SCHED_IDLE`; on a machine without control groups all
-/// others of the machine, else of its group). The lowest nice value is not enough: such a thread still takes a whole tick (4 ms) a few times
+/// Has the calling thread, and those that it starts, compute with what all others leave (`SCHED_IDLE`): those of its control group. The lowest nice value is not enough: such a thread still takes a whole tick (4 ms) a few times
 /// in a second from one that computes a ring's layers. Where processors are never idle, it takes some 300 times as long as it computes, so it
 /// must hold nothing meanwhile that others wait for. There is no way back. Elsewhere than on Linux nothing happens.
 ///

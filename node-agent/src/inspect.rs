@@ -16,7 +16,7 @@ use prima_model::Place;
 use prima_weights::model_profile;
 use serde::Serialize;
 
-/// How to show what is in the file.
+/// Who is to read what is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum OutputFormat {
     /// For people: sizes rounded.

@@ -71,8 +71,8 @@ impl Cluster {
 
         let names: Vec<String> = (0..nodes).map(node::node_name).collect();
         let site = Site::host(control_plane.clone(), CONTROL_PLANE);
-        // Not kine: up to 0.16.5 it may tell the API server of a revision before its events (k3s-io/kine#731), and under load, such as a cluster's,
-        // an object is then never seen by who lists it at that moment.
+        // Not kine: up to 0.16.5 it may tell the API server of a revision before its events (k3s-io/kine#731). Under load, such as a cluster's,
+        // that happens. Who lists objects at that moment never sees the one of these events.
         let mut api_server = ApiServer::start_at(site, Backend::Etcd, &names);
         api_server.start_controller_manager();
         api_server.start_scheduler();

@@ -6,6 +6,7 @@
 //! come again. Those that are too large for a chat of the context are read on threads of their own, with what the ring leaves of the
 //! processors: they keep neither its tokens nor other requests waiting.
 
+use std::io;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -54,12 +55,12 @@ impl<A, B> Taken<(A, B)> {
 
 impl Intake {
     pub fn new(limits: Limits) -> Result<Self, GatewayError> {
-        let threads = |begin| Threads::start(begin).map_err(GatewayError::Threads);
+        let threads = |lower| Threads::start(lower).map_err(GatewayError::Threads);
         Ok(Self {
             places: Arc::new(Semaphore::new(limits.requests)),
             room: Arc::new(Semaphore::new(limits.body_bytes)),
             threads: threads(after_others)?,
-            threads_for_large: threads(when_idle)?,
+            threads_for_large: threads(only_when_idle)?,
             limits,
         })
     }
@@ -169,14 +170,18 @@ struct Threads {
 }
 
 impl Threads {
-    /// Each of them does `begin` first.
-    fn start(begin: fn()) -> std::io::Result<Self> {
+    /// With the priority that `lower` gives to each.
+    fn start(lower: fn() -> io::Result<()>) -> io::Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .max_blocking_threads((cores / 2).clamp(1, 2))
             .thread_name("request")
             .thread_stack_size(STACK_BYTES)
-            .on_thread_start(begin)
+            .on_thread_start(move || {
+                if let Err(error) = lower() {
+                    tracing::debug!(%error, "priority not set");
+                }
+            })
             .build()?;
         Ok(Self {
             handle: runtime.handle().clone(),
@@ -194,19 +199,11 @@ impl Drop for Threads {
     }
 }
 
-/// For usual requests: a tenth of a processor that computes for the ring.
-fn after_others() {
+/// For usual requests: a tenth of a processor that computes for the ring. (Others get what the ring leaves.)
+fn after_others() -> io::Result<()> {
     #[cfg(target_os = "linux")]
-    if let Err(error) = rustix::process::setpriority_process(None, 10) {
-        tracing::debug!(%error, "priority not set");
-    }
-}
-
-/// For those that are too large for a chat, and may be many: what the ring leaves.
-fn when_idle() {
-    if let Err(error) = only_when_idle() {
-        tracing::debug!(%error, "priority not set");
-    }
+    rustix::process::setpriority_process(None, 10)?;
+    Ok(())
 }
 
 #[cfg(test)]
