@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, ExitStatus};
 
 use rustix::process::Signal;
+use serde_json::json;
 use tempfile::TempDir;
 
 use crate::PATIENCE;
@@ -18,6 +19,37 @@ use crate::service::Service;
 
 /// Where the chart is installed.
 pub const NAMESPACE: &str = "prima";
+
+/// Gives the Models of the namespace a token of their own for the hub.
+pub fn give_hub_token(api: &ApiServer, namespace: &str, token: &str) {
+    let secret = json!({
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "prima-hub", "namespace": namespace},
+        "stringData": {"token": token},
+    });
+    api.apply(&secret.to_string()).expect("a Secret");
+}
+
+/// A plan for `desk` and `laptop`, of a model that nobody has.
+pub fn ring_plan(name: &str, model: &str) -> String {
+    format!(
+        "
+apiVersion: prima.dev/v1alpha1
+kind: RingPlan
+metadata: {{name: {name}, namespace: default}}
+spec:
+  generation: 1
+  model: {{name: {model}, file: /models/tiny.gguf, sizeBytes: 1024, layers: 2}}
+  contextLength: 128
+  maxConcurrentRequests: 1
+  rounds: 1
+  members:
+  - {{name: desk, address: '10.0.0.1:9200', windows: [{{first: 0, last: 1}}]}}
+  - {{name: laptop, address: '10.0.0.2:9200', windows: [{{first: 1, last: 2}}]}}
+"
+    )
+}
 
 /// Installs the chart: definitions, rights and policies. Its pods are not run, as there is no node.
 pub fn install_chart(api: &ApiServer) {

@@ -33,6 +33,15 @@ struct Stage {
 }
 
 impl Stage {
+    /// A hub whose repository `people/models` has the model under this name.
+    fn hub_with_the_model_as(&self, file: &str, runtime: &Runtime) -> TestHub {
+        let files = self.folder.path().join("hub");
+        let repo = files.join("people/models");
+        fs::create_dir_all(&repo).expect("a folder for a hub");
+        std::os::unix::fs::symlink(model(), repo.join(file)).expect("a link");
+        runtime.block_on(TestHub::start(&files)).expect("a hub")
+    }
+
     /// An API server with the definitions and the Nodes `one` and `two`.
     fn new() -> Stage {
         let api = ApiServer::start(Backend::Etcd);
@@ -663,11 +672,7 @@ fn members_fetch_their_layers_and_keep_them() {
 fn a_member_is_fetched_with_the_token_of_its_plans_namespace() {
     let stage = Stage::new();
     let runtime = runtime();
-    let files = stage.folder.path().join("hub");
-    let repo = files.join("people/models");
-    fs::create_dir_all(&repo).expect("a folder for a hub");
-    std::os::unix::fs::symlink(model(), repo.join("gated.gguf")).expect("a link");
-    let hub = runtime.block_on(TestHub::start(&files)).expect("a hub");
+    let hub = stage.hub_with_the_model_as("gated.gguf", &runtime);
     let endpoint = hub.endpoint();
     let location = Location::HuggingFace {
         endpoint: endpoint.clone(),
@@ -703,13 +708,7 @@ fn a_member_is_fetched_with_the_token_of_its_plans_namespace() {
     let message = member["message"].as_str().expect("a message");
     assert!(message.contains("people/models is gated"), "{message}");
 
-    let secret = json!({
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": "prima-hub", "namespace": "default"},
-        "stringData": {"token": "hf_of_the_namespace"},
-    });
-    stage.api.apply(&secret.to_string()).expect("a Secret");
+    operator::give_hub_token(&stage.api, "default", "hf_of_the_namespace");
     stage.wait_for_state("gated", "one", "Ready");
 
     // What is there needs neither hub nor token.
@@ -730,11 +729,7 @@ fn a_member_is_fetched_with_the_token_of_its_plans_namespace() {
 fn a_model_with_a_draft_model_says_the_same_in_fewer_trips() {
     let stage = Stage::with_chart();
     let runtime = runtime();
-    let files = stage.folder.path().join("hub");
-    let repo = files.join("people/models");
-    fs::create_dir_all(&repo).expect("a folder for a hub");
-    std::os::unix::fs::symlink(model(), repo.join("draft.gguf")).expect("a link");
-    let hub = runtime.block_on(TestHub::start(&files)).expect("a hub");
+    let hub = stage.hub_with_the_model_as("draft.gguf", &runtime);
     let exact = assets::path("models/SmolLM2-135M-Instruct-F32.gguf").expect("a model");
     let exact = exact.canonicalize().expect("an absolute path");
 

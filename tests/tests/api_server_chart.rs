@@ -7,7 +7,7 @@ use std::path::Path;
 use prima_crds::v1alpha1::node_profile::NodeProfile;
 use prima_tests::api_server::{ApiServer, Backend};
 use prima_tests::inputs;
-use prima_tests::operator::chart_before;
+use prima_tests::operator::{chart_before, ring_plan};
 use prima_tests::programs::program;
 use prima_tests::{timeout_argument, wait_for, wait_until};
 use serde_json::Value;
@@ -219,7 +219,7 @@ fn an_agent_writes_only_what_is_its_own() {
     install_definitions(&api);
     install(&api, &["--set", "crds.install=false"]);
     expressions_are_well_typed(&api);
-    api.apply(RING).expect("a plan");
+    api.apply(&ring_plan("ring", "ring")).expect("a plan");
 
     let desk = Agent::on(&api, "desk");
     let laptop = Agent::on(&api, "laptop");
@@ -354,21 +354,6 @@ fn an_agent_writes_only_what_is_its_own() {
         "must be bound to a pod on a node",
     );
 }
-
-const RING: &str = "
-apiVersion: prima.dev/v1alpha1
-kind: RingPlan
-metadata: {name: ring, namespace: default}
-spec:
-  generation: 1
-  model: {name: ring, file: /models/tiny.gguf, sizeBytes: 1024, layers: 2}
-  contextLength: 128
-  maxConcurrentRequests: 1
-  rounds: 1
-  members:
-  - {name: desk, address: '10.0.0.1:9200', windows: [{first: 0, last: 1}]}
-  - {name: laptop, address: '10.0.0.2:9200', windows: [{first: 1, last: 2}]}
-";
 
 fn status_of_the_plan(status: &str) -> String {
     format!(

@@ -5,7 +5,7 @@ use std::fs;
 
 use prima_test_hub::TestHub;
 use prima_tests::api_server::{ApiServer, Backend};
-use prima_tests::operator::{Operator, install_chart};
+use prima_tests::operator::{Operator, give_hub_token, install_chart};
 use prima_tests::{assets, wait_for};
 use serde_json::{Value, json};
 
@@ -45,7 +45,7 @@ fn a_namespaces_models_are_read_with_its_own_token() {
     let said = "the Secret carol/prima-hub: token: expected visible ASCII characters";
     assert!(message.contains(said), "{message}");
     // Nobody touches the Model.
-    give_token(&api, "bob", TOKEN);
+    give_hub_token(&api, "bob", TOKEN);
     wait_for_reason(&api, "bob", "Resolved", &operator);
     drop(operator);
 
@@ -64,7 +64,7 @@ fn apply_model(api: &ApiServer, namespace: &str, token: Option<&str>) {
     api.kubectl(&["create", "namespace", namespace])
         .expect("a namespace");
     if let Some(token) = token {
-        give_token(api, namespace, token);
+        give_hub_token(api, namespace, token);
     }
     let model = json!({
         "apiVersion": "prima.dev/v1alpha1",
@@ -73,16 +73,6 @@ fn apply_model(api: &ApiServer, namespace: &str, token: Option<&str>) {
         "spec": {"source": {"huggingFace": {"repo": REPO, "file": FILE}}},
     });
     api.apply(&model.to_string()).expect("a Model");
-}
-
-fn give_token(api: &ApiServer, namespace: &str, token: &str) {
-    let secret = json!({
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": "prima-hub", "namespace": namespace},
-        "stringData": {"token": token},
-    });
-    api.apply(&secret.to_string()).expect("a Secret");
 }
 
 /// Waits until the Model's condition Resolved has this reason, and returns its message.

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use prima_tests::api_server::{ApiServer, Backend};
-use prima_tests::operator::install_chart;
+use prima_tests::operator::{install_chart, ring_plan};
 use prima_tests::programs::program;
 use prima_tests::{inputs, wait_for};
 use tempfile::TempDir;
@@ -245,6 +245,8 @@ fn an_api_server_takes_documented_commands() {
 /// Nodes, and a Model's ring that answers; no Model.
 fn add_what_documents_speak_of(api: &ApiServer) {
     api.apply(OBJECTS).expect("objects");
+    api.apply(&ring_plan("smollm2-1", "smollm2"))
+        .expect("a RingPlan");
     // There is no kubelet, and nobody makes pods; this one has the labels that the chart gives to agents.
     let labels = api.kubectl(&[
         "get",
@@ -285,19 +287,6 @@ apiVersion: prima.dev/v1alpha1
 kind: NodeProfile
 metadata: {name: laptop}
 spec: {}
----
-apiVersion: prima.dev/v1alpha1
-kind: RingPlan
-metadata: {name: smollm2-1, namespace: default}
-spec:
-  generation: 1
-  model: {name: smollm2, file: /models/tiny.gguf, sizeBytes: 1024, layers: 2}
-  contextLength: 128
-  maxConcurrentRequests: 1
-  rounds: 1
-  members:
-  - {name: desk, address: '10.0.0.1:9200', windows: [{first: 0, last: 1}]}
-  - {name: laptop, address: '10.0.0.2:9200', windows: [{first: 1, last: 2}]}
 ---
 apiVersion: v1
 kind: Service
