@@ -7,14 +7,12 @@
 
 pub mod definitions;
 mod error_chain;
-mod hub_token;
 pub mod quantity;
 pub mod v1alpha1;
 
 use std::time::Duration;
 
 pub use error_chain::error_chain;
-pub use hub_token::{HUB_SECRET, NoHubToken, hub_token};
 
 /// The agent on a Node has the Lease of this name, followed by the Node's.
 pub const AGENT_LEASE_PREFIX: &str = "prima-agent-";

@@ -11,7 +11,6 @@
 mod api;
 mod backoff;
 mod http;
-mod hub_tokens;
 mod lease;
 mod links;
 mod local_models;

@@ -21,6 +21,7 @@ use kube::runtime::controller::{self, Config};
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
 use prima_crds::v1alpha1::model::Model;
+use prima_kubernetes::HubTokens;
 use prima_traces::TracesError;
 use prima_weights::{AllowedServer, Hub, PUBLIC_HUB, Reach};
 use tokio::net::TcpListener;
@@ -28,7 +29,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use crate::model_controller::planner::Planner;
-use crate::model_controller::resolve::{HeaderReader, HubTokens, RETRY};
+use crate::model_controller::resolve::{HeaderReader, RETRY};
 use crate::model_controller::{self, Context, Question};
 use crate::stop_signals::StopSignals;
 use election::Election;

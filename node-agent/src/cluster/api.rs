@@ -9,20 +9,13 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
 use prima_crds::WATCH_SECONDS;
+pub use prima_kubernetes::reason;
 
 /// For everything that only an agent writes.
 pub const FIELD_MANAGER: &str = "prima-node-agent";
 
 /// For one request's answer.
 pub const DEADLINE: Duration = Duration::from_secs(10);
-
-/// Why a request failed, without all fields of the answer.
-pub fn reason(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) => status.message.clone(),
-        error => prima_crds::error_chain(error),
-    }
-}
 
 /// Whether the API server answered with this HTTP status.
 pub fn is_status(error: &kube::Error, code: u16) -> bool {

@@ -14,6 +14,7 @@ use std::time::Duration;
 use prima_crds::v1alpha1::model_source::ModelSource;
 use prima_crds::v1alpha1::ring_plan::{FileVersion, PlannedModel, RingPlanSpec};
 use prima_gguf::{FilePart, model_bytes, part_paths};
+use prima_kubernetes::{HubTokenError, HubTokens};
 use prima_weights::{
     AllowedServer, Cache, CacheError, Client, ClientError, Download, DownloadError, HeaderError,
     Hub, LocalFile, LocalFileError, Progress, Reach, RemoteError, RemoteModel, RemoteModelError,
@@ -24,7 +25,6 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
-use super::hub_tokens::{HubTokenError, HubTokens};
 use super::metrics::Established;
 use crate::local_header::{self, LocalHeader, LocalHeaderError};
 

@@ -2,7 +2,6 @@
 //! on a server, only the header is read, once, beside the reconciles (`looks`). The result is pinned in the Model's status: another version of a file takes another source (a
 //! revision, a URL). Refuses a draft model whose tokens are not the model's.
 
-mod hub_tokens;
 mod looks;
 
 use std::collections::BTreeMap;
@@ -14,7 +13,6 @@ use prima_crds::v1alpha1::node_profile::LocalModel;
 
 use super::Context;
 use crate::cluster::world::Machine;
-pub use hub_tokens::HubTokens;
 pub use looks::{HeaderReader, Looks, RETRY};
 
 #[derive(Clone)]

@@ -12,6 +12,7 @@ use kube::runtime::reflector::ObjectRef;
 use prima_crds::error_chain;
 use prima_crds::v1alpha1::model::{Model, ResolvedFile};
 use prima_crds::v1alpha1::model_source::ModelSource;
+use prima_kubernetes::HubTokens;
 use prima_weights::{
     Client, HeaderError, MAX_HEADER_BYTES, RemoteModel, RemoteModelError, Retry, Source,
     model_profile,
@@ -20,7 +21,6 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use super::hub_tokens::HubTokens;
 use super::{OF_DRAFT, RESOLVE_FAILED, RESOLVED, Unknown, shown};
 
 /// A server that is busy or away is asked again later.
@@ -94,7 +94,7 @@ impl HeaderReader {
         let turns = self.turns_of(namespace);
         // This semaphore and the others are never closed.
         let _turn = turns.acquire().await;
-        let fetched = self.tokens.source(namespace, source).await;
+        let fetched = self.tokens.source(namespace, source, None).await;
         let fetched = fetched.map_err(|error| error_chain(&error))?;
         let fetched = fetched.ok_or_else(|| "expected huggingFace or url".to_owned())?;
         let small = self.read_within(SMALL, &self.small, source, &fetched);
@@ -293,8 +293,6 @@ fn failure_before(
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
-
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
     use prima_crds::v1alpha1::model::ModelStatus;
     use prima_weights::{Hub, PUBLIC_HUB, Reach};
@@ -318,8 +316,11 @@ mod tests {
         let client = Client::new(RETRY, reach).unwrap();
         // No API server: what these tests name is not on the hub.
         let hub = Hub::new(PUBLIC_HUB, None).unwrap();
-        let tokens = HubTokens::at(SocketAddr::from(([127, 0, 0, 1], 9)), hub);
-        HeaderReader::new(tokens, client)
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let mut config = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
+        config.root_cert = Some(Vec::new());
+        let api_server = kube::Client::try_from(config).unwrap();
+        HeaderReader::new(HubTokens::new(api_server, hub), client)
     }
 
     #[tokio::test]
