@@ -322,43 +322,40 @@ pub fn encryption(measured: &Encryption) -> String {
     )
 }
 
-pub fn siege(measured: &Siege) -> String {
+pub fn siege(models: &[Siege]) -> String {
     let mut text = format!(
-        "\n## Under siege\n\n{} streams of {} on a ring of one member, while others send 200 bodies of 4 MiB and open 1,000 connections that do \
-         nothing, from this machine, with what the ring leaves of its processors. Milliseconds from one token to the next.\n\n| | in peace | under siege | ratio | goal | |\n| --- | --- | --- | --- | --- | --- |\n",
-        siege::STREAMS,
-        siege::MODEL
+        "\n## Under siege\n\n{} streams on a ring of one member, while others send 200 bodies of 4 MiB and open 1,000 connections that do nothing, \
+         from this machine, with what the ring leaves of its processors. Milliseconds from one token to the next.\n\n\
+         | model | | in peace | under siege | ratio | goal | |\n| --- | --- | --- | --- | --- | --- | --- |\n",
+        siege::STREAMS
     );
-    for (name, peace, war, goal) in [
-        (
-            "p50",
-            &measured.p50_in_peace,
-            &measured.p50_under_siege,
-            None,
-        ),
-        (
-            "p99",
-            &measured.p99_in_peace,
-            &measured.p99_under_siege,
-            Some(SIEGE_GOAL),
-        ),
-    ] {
-        let ratio = war.median() / peace.median();
-        let (goal, met) = match goal {
-            Some(goal) => (format!("at most {goal}"), verdict(ratio <= goal)),
-            None => (String::new(), ""),
-        };
-        let [peace, war] = [peace, war].map(|seconds| scaled(seconds, 1e-3, 1));
+    for measured in models {
+        let (p50, p99) = (
+            (&measured.p50_in_peace, &measured.p50_under_siege),
+            (&measured.p99_in_peace, &measured.p99_under_siege),
+        );
+        for (name, (peace, war), goal) in [("p50", p50, None), ("p99", p99, Some(SIEGE_GOAL))] {
+            let ratio = war.median() / peace.median();
+            let (goal, met) = match goal {
+                Some(goal) => (format!("at most {goal}"), verdict(ratio <= goal)),
+                None => (String::new(), ""),
+            };
+            let [peace, war] = [peace, war].map(|seconds| scaled(seconds, 1e-3, 1));
+            let _ = writeln!(
+                text,
+                "| {} | {name} | {peace} | {war} | **{ratio:.2}** | {goal} | {met} |",
+                measured.model
+            );
+        }
+    }
+    for measured in models {
         let _ = writeln!(
             text,
-            "| {name} | {peace} | {war} | **{ratio:.2}** | {goal} | {met} |"
+            "\nWith {}, rank 0 grew by {} MiB; goal: below {GROWTH_GOAL}: {}.",
+            measured.model,
+            spread(&measured.grown, 0),
+            verdict(measured.grown.largest() < GROWTH_GOAL)
         );
     }
-    let _ = writeln!(
-        text,
-        "\nRank 0 grew by {} MiB; goal: below {GROWTH_GOAL}: {}.",
-        spread(&measured.grown, 0),
-        verdict(measured.grown.largest() < GROWTH_GOAL)
-    );
     text
 }

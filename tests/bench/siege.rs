@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use prima_engine::Compute;
 use prima_node_agent::idle_thread::only_when_idle;
@@ -19,16 +20,20 @@ use crate::client::Client;
 use crate::error::BenchError;
 use prima_tests::statistics::Samples;
 
-pub const MODEL: &str = "SmolLM2-135M-Instruct-Q4_1";
+/// A small one, whose tokens take no longer than a system's other work does at a time, and one of the size that people talk to.
+const MODELS: [&str; 2] = ["SmolLM2-135M-Instruct-Q4_1", "TinyLlama-1.1B-Chat-Q4_K_M"];
 /// Streams at a time.
 pub const STREAMS: usize = 3;
 /// Tokens of an answer; one follows the other while the siege lasts.
 const TOKENS: usize = 100;
 const TURNS: usize = 5;
+/// How long it is looked at without a siege: a hundredth of what comes in it is still several tokens.
+const PEACE: Duration = Duration::from_secs(20);
 
 /// Seconds from one token to the next of all streams of a turn.
 #[derive(Default)]
 pub struct Siege {
+    pub model: &'static str,
     pub p99_in_peace: Samples,
     pub p99_under_siege: Samples,
     pub p50_in_peace: Samples,
@@ -37,13 +42,20 @@ pub struct Siege {
     pub grown: Samples,
 }
 
-pub fn measure(effort: &Effort) -> Result<Siege, BenchError> {
-    let path = assets::path(&format!("models/{MODEL}.gguf"))?;
+pub fn measure(effort: &Effort) -> Result<Vec<Siege>, BenchError> {
+    MODELS.iter().map(|model| of_model(effort, model)).collect()
+}
+
+fn of_model(effort: &Effort, model: &'static str) -> Result<Siege, BenchError> {
+    let path = assets::path(&format!("models/{model}.gguf"))?;
     let never = end_tokens(&OneProcess::open(&path, 1)?);
     let bodies = hostile_bodies();
-    let mut measured = Siege::default();
+    let mut measured = Siege {
+        model,
+        ..Siege::default()
+    };
     for turn in 1..=effort.turns.min(TURNS) {
-        eprintln!("siege, turn {turn}");
+        eprintln!("siege of {model}, turn {turn}");
         let threads = Compute::available_threads().to_string();
         let ring = LocalRing::builder()
             .model(&path)
@@ -57,11 +69,7 @@ pub fn measure(effort: &Effort) -> Result<Siege, BenchError> {
         let (address, rank_0) = (ring.address(), ring.members()[0].pid);
         let client = Client::of(ring, &never);
         let before = peak_memory(rank_0);
-        let peace = || {
-            streams(&client, || {
-                thread::sleep(std::time::Duration::from_secs(10))
-            })
-        };
+        let peace = || streams(&client, || thread::sleep(PEACE));
         let war = || streams(&client, || besiege(address, &bodies));
         // Who begins alternates.
         let (in_peace, under_siege) = match turn.is_multiple_of(2) {

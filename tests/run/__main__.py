@@ -189,7 +189,7 @@ def run_suites(plan: Plan, tools: str) -> tuple[int, list[costs.SuiteResult]]:
         filters = " + ".join(f"binary_id(={suite.id})" for suite in chosen)
         filters = f"({filters})" + "".join(f" - {plan.filters[suite.id]}" for suite in chosen if suite.id in plan.filters)
         JUNIT.unlink(missing_ok=True)
-        threads = f"--test-threads={2 * (os.cpu_count() or 1)}"
+        threads = f"--test-threads={3 * (os.cpu_count() or 1)}"
         runner = f"target.'cfg(all())'.runner = [{json.dumps(str(ROOT / 'tests' / 'run' / 'timed.sh'))}]"
         command = ["cargo", "nextest", "run", *options, "--config", runner, "--no-fail-fast", "--no-tests=pass", threads, "-E", filters]
         with tempfile.TemporaryDirectory() as noted:
