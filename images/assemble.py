@@ -36,8 +36,9 @@ CHUNK = 1 << 20
 class Layout:
     """Blobs by their digest, in a folder that becomes the archive."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, compression: int) -> None:
         self.folder = folder
+        self.compression = compression
         self.blobs = folder / "blobs" / "sha256"
         self.blobs.mkdir(parents=True)
 
@@ -54,7 +55,7 @@ class Layout:
         unfinished = self.folder / "layer"
         unpacked = hashlib.sha256()
         with open(tar, "rb") as source, open(unfinished, "wb") as target:
-            with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=target, mtime=0) as packed:
+            with gzip.GzipFile(filename="", mode="wb", compresslevel=self.compression, fileobj=target, mtime=0) as packed:
                 while chunk := source.read(CHUNK):
                     unpacked.update(chunk)
                     packed.write(chunk)
@@ -125,11 +126,13 @@ def image(layout: Layout, base: tuple[dict[str, object], str], program: Path, ti
     return {**described, "platform": {"architecture": platform, "os": "linux"}}
 
 
-def assemble(output: Path, images: Iterable[tuple[str, str, str, str]], platforms: dict[str, Path], labels: dict[str, str]) -> list[str]:
+def assemble(
+    output: Path, images: Iterable[tuple[str, str, str, str]], platforms: dict[str, Path], labels: dict[str, str], compression: int
+) -> list[str]:
     """Writes the archive. `images`: name, program, root and title of each. Returns name and digest of each."""
     work = output.with_suffix(".layout")
     shutil.rmtree(work, ignore_errors=True)
-    layout = Layout(work)
+    layout = Layout(work, compression)
     # Images of a platform share its roots.
     roots: dict[Path, tuple[dict[str, object], str]] = {}
     manifests, told = [], []
@@ -159,6 +162,7 @@ def main() -> None:
     parser.add_argument("--root", action="append", required=True)
     parser.add_argument("--title", action="append", required=True)
     parser.add_argument("--label", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--compression", type=int, choices=range(10), default=6, help="0: for an archive that is read once, on this machine")
     arguments = parser.parse_args()
     platforms = {}
     for text in arguments.platform:
@@ -174,7 +178,7 @@ def main() -> None:
                 sys.exit(f"{folder / name} is missing")
     labels = dict(text.split("=", 1) for text in arguments.label)
     images = zip(arguments.name, arguments.program, arguments.root, arguments.title, strict=True)
-    for line in assemble(arguments.output, images, platforms, labels):
+    for line in assemble(arguments.output, images, platforms, labels, arguments.compression):
         print(line)
 
 

@@ -9,10 +9,11 @@ set -euo pipefail
 
 release=$1 architecture=$2 file=$3 packages=libc6,libstdc++6,libgcc-s1,ca-certificates${4:+,$4}
 
-# The links by which programs find what loads them; all certificates in one file, as Rust's and OpenSSL's TLS look for them; no documents.
-# Each package is noted, since none is installed. Devices are the container engine's. (Of mmdebstrap's hooks only these run where packages are unpacked only.)
+# The links by which programs find what loads them (Debian 12's packages still have some of these folders themselves); all certificates in one
+# file, as Rust's and OpenSSL's TLS look for them; no documents. Each package is noted, since none is installed. Devices are the container
+# engine's. (Of mmdebstrap's hooks only these run where packages are unpacked only.)
 mmdebstrap --quiet --variant=extract --skip=output/dev --architectures="$architecture" --include="$packages" \
-    --extract-hook='ln -sfn usr/lib "$1/lib"; ln -sfn usr/lib64 "$1/lib64"' \
+    --extract-hook='for folder in bin lib lib64; do [ -d "$1/$folder" ] || ln -sfn "usr/$folder" "$1/$folder"; done' \
     --extract-hook='cat "$1"/usr/share/ca-certificates/mozilla/*.crt > "$1/etc/ssl/certs/ca-certificates.crt"' \
     --extract-hook='mkdir "$1/var/lib/dpkg/status.d"; cd "$1/var/cache/apt/archives"
         for package in *.deb; do dpkg-deb --field "$package" > "$1/var/lib/dpkg/status.d/${package%%_*}"; done' \
