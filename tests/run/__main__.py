@@ -51,10 +51,9 @@ ELSEWHERE = [
     "layers on a real GPU: `make check-gpu` on a machine that has one; the same kernels run here on a driver of Vulkan that computes on the processor",
     "layers on CUDA and Metal: they take such a GPU and a build for it (PRIMA_TEST_GPU=1); the same code runs here on candle's CPU device",
     "the CUDA build: `make check-cuda` compiles it, which takes 2 GB to download and 14 CPU minutes",
-    "the images' stages that compile from source: they take a registry; the same Containerfiles are built here around programs that "
-    "are there",
     "compiling for both processors in a container (images/build.sh, compile.sh): it takes a container engine and a registry of images to build on; root "
-    "file systems, how the archive is put together, and releases to a registry are tested (images_archive, images_registry)",
+    "file systems, how the archive is put together, nodes that run what is in it, and releases to a registry are tested (images_archive, cluster_prima, "
+    "images_registry)",
     "programs of the profiles release and dist: the tests run what the profile dev compiles (`make run` and `make bench` run the others)",
     "the fuzz targets: `make fuzz`; the tests run the corpus of headers",
     "more than four random sequences of faults: `make faults`",

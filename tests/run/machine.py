@@ -46,7 +46,7 @@ def nodes() -> str:
         raise Lack("they take cgroups of version 1")
     namespaces("--uts", "--ipc", "--net", "--pid", "--cgroup", "--fork", "mount", "-t", "tmpfs", "tmpfs", "/mnt")
     packages = {"ip": "iproute2", "containerd": "containerd", "runc": "runc", "/usr/lib/cni/ptp": "containernetworking-plugins",
-                "iptables": "iptables", "conntrack": "conntrack", "mmdebstrap": "mmdebstrap", "buildah": "buildah"}
+                "iptables": "iptables", "conntrack": "conntrack", "mmdebstrap": "mmdebstrap"}
     identity = [installed(command, package) for command, package in packages.items()]
     identity += [built(TESTS / "control-plane" / "build.sh", "nodes"), built(TESTS / "cluster" / "images.sh")]
     return "\n".join(identity)

@@ -25,11 +25,11 @@ use tempfile::TempDir;
 
 use crate::api_server::{ApiServer, Backend, Site};
 use crate::command::CommandError;
-use crate::programs::{folder_made_by, program};
+use crate::programs::program;
 use crate::service::Service;
 use crate::timeout_argument;
 pub(crate) use host::Host;
-pub use image::{PrimaImages, build_image};
+pub use image::{PrimaImages, build_images};
 use network::CONTROL_PLANE;
 pub use node::Node;
 
@@ -86,12 +86,12 @@ impl Cluster {
             control_plane,
             folder,
         };
-        let tools = image("tools");
+        let tools = image::made("tools.tar");
         thread::scope(|scope| {
             for node in &mut cluster.nodes {
                 scope.spawn(|| {
                     node.start();
-                    node.import_image(&tools);
+                    node.import_images(&tools);
                 });
             }
         });
@@ -107,11 +107,11 @@ impl Cluster {
         cluster
     }
 
-    /// Puts the image of an OCI archive on every node, under the name that it has in there; nothing can be pulled.
-    pub fn import_image(&self, archive: &Path) {
+    /// Puts the images of an OCI archive on every node, under the names that they have in there; nothing can be pulled.
+    pub fn import_images(&self, archive: &Path) {
         thread::scope(|scope| {
             for node in &self.nodes {
-                scope.spawn(|| node.import_image(archive));
+                scope.spawn(|| node.import_images(archive));
             }
         });
     }
@@ -254,10 +254,4 @@ pub struct PortForward {
     /// On loopback of the control plane's host.
     pub address: SocketAddr,
     _logs: TempDir,
-}
-
-/// The OCI archive of an image that `cluster/images.sh` makes: `base`, what a Containerfile can be built on here
-/// (`buildah bud --build-arg BASE=oci-archive:PATH`), or `tools`, with busybox, which is on every node as `localhost/tools`.
-pub fn image(name: &str) -> PathBuf {
-    folder_made_by("nodes", &["tests/cluster/images.sh"]).join(format!("{name}.tar"))
 }

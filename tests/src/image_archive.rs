@@ -13,6 +13,14 @@ use crate::inputs;
 
 pub const ARCHITECTURES: [&str; 2] = ["amd64", "arm64"];
 
+/// This machine's, as images and Debian call it.
+pub fn own_architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "aarch64" => "arm64",
+        _ => "amd64",
+    }
+}
+
 /// Name, program and root file system of each image.
 pub const IMAGES: [(&str, &str, &str); 3] = [
     ("ghcr.io/prima-dev/prima-operator:9.9.9", "prima", "root"),

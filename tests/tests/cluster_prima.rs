@@ -429,9 +429,7 @@ impl Test {
     fn start() -> Self {
         let images = PrimaImages::build();
         let cluster = Cluster::start(NODES);
-        for archive in &images.archives {
-            cluster.import_image(archive);
-        }
+        cluster.import_images(&images.archive);
         cluster.apply(TOOLS).expect("pods to ask from");
         let files = tempfile::tempdir().expect("a folder");
         fs::create_dir_all(files.path().join("people/models")).expect("a folder");

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use prima_tests::cluster::{self, Cluster};
+use prima_tests::cluster::{Cluster, build_images};
 use prima_tests::{PATIENCE, http, timeout_argument, wait_for};
 
 const NODES: usize = 3;
@@ -45,14 +45,8 @@ metadata: {name: echo, namespace: default}
 spec: {selector: {app: echo}, ports: [{port: 80, targetPort: 8080}]}
 "#;
 
-const CONTAINERFILE: &str = r#"
-ARG BASE
-FROM ${BASE}
-COPY serve /bin/serve
-ENTRYPOINT ["/bin/busybox", "sh", "/bin/serve"]
-"#;
-
-const SERVE: &str = r#"
+/// The image's program.
+const SERVE: &str = r#"#!/bin/busybox sh
 cd "$1"
 echo "$NODE" > index.html
 echo "serves on $NODE as $(/bin/busybox id -u)"
@@ -63,7 +57,7 @@ exec /bin/busybox httpd -f -p 8080
 fn pods_run_on_every_node_and_reach_each_other() {
     let mut cluster = Cluster::start(NODES);
     let folder = tempfile::tempdir().expect("a temporary folder");
-    cluster.import_image(&build_echo_image(folder.path()));
+    cluster.import_images(&build_echo_image(folder.path()));
     cluster.apply(ECHO).expect("a DaemonSet and a Service");
     roll_out(&cluster);
 
@@ -217,8 +211,7 @@ fn serve_once(cluster: &Cluster) -> SocketAddr {
 }
 
 fn build_echo_image(folder: &Path) -> PathBuf {
-    fs::write(folder.join("Containerfile"), CONTAINERFILE).expect("write a file");
     fs::write(folder.join("serve"), SERVE).expect("write a file");
-    let containerfile = folder.join("Containerfile");
-    cluster::build_image(folder, &containerfile, "tools", "localhost/echo:smoke")
+    let image = ("localhost/echo:smoke".to_owned(), "serve");
+    build_images(folder, "tools-root.tar", &[image])
 }

@@ -5,7 +5,9 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use prima_tests::image_archive::{ARCHITECTURES, IMAGES, Layout, assemble, build, unpack};
+use prima_tests::image_archive::{
+    ARCHITECTURES, IMAGES, Layout, assemble, build, own_architecture, unpack,
+};
 use prima_tests::inputs;
 use serde_json::Value;
 
@@ -75,7 +77,10 @@ fn a_root_file_system_runs_the_programs() {
     ] {
         let tar = folder.path().join(format!("{name}.tar"));
         let mut script = Command::new(inputs::file("images/root.sh"));
-        script.args(["trixie", processor()]).arg(&tar).arg(packages);
+        script
+            .args(["trixie", own_architecture()])
+            .arg(&tar)
+            .arg(packages);
         assert!(script.status().expect("bash").success());
         let root = folder.path().join(name);
         unpack(&tar, &root);
@@ -181,14 +186,6 @@ fn contents_are_listed_package_by_package() {
     }
     assert!(has(&operator, "highs") && !has(&agent, "highs"));
     assert!(has(&agent, "candle-core") && !has(&operator, "candle-core"));
-}
-
-/// This machine's, as Debian calls it.
-fn processor() -> &'static str {
-    match std::env::consts::ARCH {
-        "aarch64" => "arm64",
-        _ => "amd64",
-    }
 }
 
 #[test]

@@ -189,7 +189,7 @@ impl Node {
         });
     }
 
-    pub(crate) fn import_image(&self, archive: &Path) {
+    pub(crate) fn import_images(&self, archive: &Path) {
         let running = self.running.as_ref().expect("a node that runs");
         let mut import = Command::new("ctr");
         import
