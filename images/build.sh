@@ -5,8 +5,9 @@
 #   REGISTRY       what names begin with [default: ghcr.io/prima-dev]
 #   TAG            the version [default: the chart's appVersion]
 #   ARCHITECTURES  [default: amd64 arm64]
+#   RUST_IMAGE     what to compile in [default: Containerfile's, by its tag]; docker.io/library/rust@sha256:... never changes
 #
-# Beside it lie lists of what each image has (SBOM, CycloneDX), one for each processor.
+# Beside it lie lists of what each image has, and of what it was compiled in (SBOM, CycloneDX), one for each processor.
 #
 # Docker (with buildx), podman or buildah compiles in a container of this machine's processor, with compilers for the other one: nothing
 # is emulated. Files come out, and images/assemble.py makes images of them, so that it is the same whoever compiled. Takes Python 3.11.
@@ -16,12 +17,14 @@ cd "$(dirname "$0")/.."
 registry=${REGISTRY:-ghcr.io/prima-dev}
 tag=${TAG:-$(sed -n 's/^appVersion: "\(.*\)"$/\1/p' charts/prima/Chart.yaml)}
 read -ra architectures <<< "${ARCHITECTURES:-amd64 arm64}"
+rust=${RUST_IMAGE:-$(sed -n 's/^ARG RUST_IMAGE=//p' images/Containerfile)}
 files=target/images
 
 main() {
     rm -rf "$files"
     mkdir -p "$files"
-    build --file images/Containerfile --build-arg "ARCHITECTURES=${architectures[*]}" --output "type=local,dest=$files" .
+    build --file images/Containerfile --build-arg "RUST_IMAGE=$rust" --build-arg "ARCHITECTURES=${architectures[*]}" \
+        --output "type=local,dest=$files" .
     local architecture platforms=()
     for architecture in "${architectures[@]}"; do
         platforms+=(--platform "$architecture=$files/$architecture")
@@ -44,7 +47,7 @@ main() {
 
 # list IMAGE PROGRAM ROOT ARCHITECTURE
 list() {
-    python3 images/sbom.py --program "$2" --version "$tag" --platform "$4" --root "$files/$4/$3" > "$files/$1-$4.cdx.json"
+    python3 images/sbom.py --program "$2" --version "$tag" --platform "$4" --compiled-in "$rust" --root "$files/$4/$3" > "$files/$1-$4.cdx.json"
 }
 
 # build ARGUMENT...: with the first engine that works; a docker without its daemon does not.

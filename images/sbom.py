@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Lists what an image is made of, in CycloneDX 1.6 (JSON), for whoever looks for known vulnerabilities in it:
 
-    sbom.py --program prima --version TAG --platform arm64 --root root.tar > prima-operator-arm64.cdx.json
+    sbom.py --program prima --version TAG --platform arm64 --compiled-in IMAGE --root root.tar > prima-operator-arm64.cdx.json
 
 These are Debian's packages in the root file system, and the crates that Cargo.lock has for the program, with those that only build or test
 it: a few too many rather than one too few. The same files make the same list.
@@ -72,12 +72,14 @@ def main() -> None:
     parser.add_argument("--program", required=True)
     parser.add_argument("--version", required=True)
     parser.add_argument("--platform", required=True)
+    parser.add_argument("--compiled-in", metavar="IMAGE", required=True)
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--release", default="trixie", help="Debian's")
     arguments = parser.parse_args()
     components = debian_packages(arguments.root, arguments.release) + crates(arguments.program)
     image = {"type": "container", "name": arguments.program, "version": arguments.version}
-    image["properties"] = [{"name": "platform", "value": f"linux/{arguments.platform}"}]
+    properties = {"platform": f"linux/{arguments.platform}", "compiled in": arguments.compiled_in}
+    image["properties"] = [{"name": name, "value": value} for name, value in properties.items()]
     document = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",

@@ -9,7 +9,7 @@ use prima_tests::image_archive::{
     ARCHITECTURES, IMAGES, Layout, assemble, build, own_architecture, unpack,
 };
 use prima_tests::inputs;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 #[test]
 fn an_archive_has_an_image_for_each_name_and_processor() {
@@ -118,12 +118,18 @@ fn a_root_file_system_runs_the_programs() {
     }
 }
 
+/// The image that programs are said to be compiled in.
+const RUST: &str = "docker.io/library/rust@sha256:9999";
+
 /// What `images/sbom.py` says is in an image of a program and a root file system.
 fn list(program: &str, root: &Path) -> Vec<String> {
     let output = sbom(program, root);
     assert!(output.status.success(), "{output:?}");
     let document: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(document["bomFormat"], "CycloneDX");
+    let properties = &document["metadata"]["component"]["properties"];
+    let compiled_in = json!({"name": "compiled in", "value": RUST});
+    assert_eq!(properties[1], compiled_in);
     let components = document["components"].as_array().expect("components");
     let of = |one: &Value| one["purl"].as_str().expect("a purl").to_owned();
     components.iter().map(of).collect()
@@ -139,6 +145,8 @@ fn sbom(program: &str, root: &Path) -> Output {
         "9.9.9",
         "--platform",
         "amd64",
+        "--compiled-in",
+        RUST,
     ]);
     python.arg("--root").arg(root).output().expect("python3")
 }
