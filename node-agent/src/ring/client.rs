@@ -13,6 +13,7 @@ use super::frame::{
 };
 use super::hop::Reply;
 use super::hop_timing::HopTiming;
+use super::signs_of_life::Heard;
 use super::transport::Inbound;
 use crate::trace::{Span, Trace};
 
@@ -24,6 +25,7 @@ pub struct RingClient {
     /// Of [`RingClient::ready`].
     last_nonce: u64,
     members: usize,
+    heard: Heard,
 }
 
 /// What the ring reports to rank 0.
@@ -134,6 +136,7 @@ impl RingClient {
             sessions: HashMap::new(),
             last_nonce: 0,
             members,
+            heard: Heard::new(members, Instant::now()),
         }
     }
 
@@ -252,6 +255,12 @@ impl RingClient {
         }
     }
 
+    /// The rank of the first member of which nothing was heard for a while, though nothing says that it is lost. What is on the ring has to be taken
+    /// with [`Self::try_next`] before, and this to be asked several times a second.
+    pub fn silent(&mut self) -> Option<usize> {
+        self.heard.silent(Instant::now())
+    }
+
     /// Sends `tokens` in chunks, several in flight, and waits for the logits of the last one (`vocabulary` numbers).
     /// For callers with one session at a time: what happens to other sessions meanwhile is not reported.
     pub async fn forward(
@@ -344,6 +353,7 @@ impl RingClient {
                 let InFlight { begun, rows, .. } = in_flight
                     .pop_front()
                     .filter(|oldest| oldest.sequence == sequence)?;
+                self.heard.came_home(begun);
                 Some(RingEvent::Answer {
                     session,
                     output,
@@ -377,11 +387,16 @@ impl RingClient {
                     }),
                 MemberEvent::Unreachable { rank, cause } => {
                     self.sessions.clear();
+                    self.heard.forget();
                     // Rank 0 is here: what it lost is whoever does not reach it, or its successor, which has said so round the ring.
                     let rank = if rank == 0 { event.rank.max(1) } else { rank };
                     Some(RingEvent::Lost { rank, cause })
                 }
                 MemberEvent::Busy => Some(RingEvent::Busy),
+                MemberEvent::Alive => {
+                    self.heard.note(event.rank, Instant::now());
+                    None
+                }
             },
         }
     }

@@ -15,13 +15,15 @@ use tonic::transport::{Endpoint, Server};
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A neighbour of whom nothing was heard for this long is pinged, and counts as lost if the ping stays unanswered for the time below. Pinging
 /// soon finds a dead one soon, and takes nothing from the time that a slow one has for its answer. That time is long since an answer
-/// may wait for a busy machine's processor, and the ping for a chunk of a prompt on a slow link: 4 MiB take more than 3 s at 10 Mbit/s.
+/// may wait for a busy machine's processor, and the ping for a chunk of a prompt on a slow link: 4 MiB take more than 3 s at 10 Mbit/s. Long before,
+/// rank 0 says that the ring stands still (`signs_of_life`).
 const PING_INTERVAL: Duration = Duration::from_secs(2);
 const PING_TIMEOUT: Duration = Duration::from_secs(6);
 /// Whose system takes in nothing for this long is gone: the machine is off, or the way to it is cut. A system answers for programs that are busy, so
 /// this tells sooner than pings. (A program that reads nothing until its buffers are full is gone, too.) It counts from the first try to send
-/// something again. That may be a ping, which goes out up to `PING_INTERVAL` after the cut: 5.3 s in all. There is time for four tries (after 0.2,
-/// 0.6, 1.4 and 3 s), enough in a network at home, where one packet in a hundred may be lost.
+/// something again. At a predecessor that may be a ping, which goes out up to `PING_INTERVAL` after the cut: 5.3 s in all; at a successor it is a
+/// sign of life, 0.5 s after it: 3.7 s. There is time for four tries (after 0.2, 0.6, 1.4 and 3 s), enough in a network at home, where one packet
+/// in a hundred may be lost.
 const UNREACHABLE: Duration = Duration::from_secs(3);
 /// How often the other system is asked while nothing else goes over a connection.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);

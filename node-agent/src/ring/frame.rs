@@ -118,6 +118,8 @@ pub enum MemberEvent {
     Unreachable { rank: usize, cause: String },
     /// A long pass gets on.
     Busy,
+    /// It is there. Passed on beside all that members compute (see `signs_of_life`).
+    Alive,
 }
 
 impl Operation {

@@ -1,7 +1,7 @@
 //! A member at work: admits frames, runs those that wait for the same window as one batch, and sends them on.
 //!
 //! A member does everything on one thread, in one loop, so that a hop wakes nobody but its successor. Only a long batch
-//! is computed outside this thread, so that large activations flow and pings are answered meanwhile. Control operations
+//! is computed outside this thread, so that large activations flow, pings are answered and signs of life pass meanwhile. Control operations
 //! (create, fork, truncate, release, reset) keep their order among the activations.
 //!
 //! Decides what becomes of a frame: computed and sent on, refused, or failed. The last two are reported to rank 0 and

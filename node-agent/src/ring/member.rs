@@ -22,6 +22,7 @@ use super::hop::{Hop, HopError, HopParts};
 use super::identity::{Fingerprint, Identity};
 use super::schedule::Schedule;
 use super::session::SessionTable;
+use super::signs_of_life::SignsOfLife;
 use super::tls;
 use super::transport::{self, Inbound, LinkOptions, NeighbourKeys, TransportError};
 use super::wire::FrameLimits;
@@ -139,11 +140,13 @@ impl Member {
         let client = (rank == 0).then(|| RingClient::new(inbox.clone(), replies, schedule.members));
         let home = (rank == 0).then_some(home);
         let held = Arc::new(Held::new());
+        let signs = Arc::new(SignsOfLife::new(rank, home.clone()));
         let streams = Streams {
             successor: (schedule.members > 1).then(|| plan.members[schedule.successor()].clone()),
             listener,
             link,
             inbox,
+            signs,
         };
         let hop = Hop::new(HopParts {
             schedule,
@@ -297,24 +300,27 @@ struct Streams {
     listener: TcpListener,
     link: LinkOptions,
     inbox: mpsc::Sender<Inbound>,
+    signs: Arc<SignsOfLife>,
 }
 
-/// Keeps the streams up; ends only if that cannot be done.
+/// Keeps the streams up, and tells that this member is there; ends only if that cannot be done.
 async fn keep(streams: Streams) -> Option<MemberError> {
     let Streams {
         successor,
         listener,
         link,
         inbox,
+        signs,
     } = streams;
     let Some(RingMember { name, address, .. }) = successor else {
         return pending().await;
     };
     tokio::select! {
-        result = transport::serve(listener, link.clone(), inbox.clone()) => {
+        result = transport::serve(listener, link.clone(), inbox.clone(), signs.clone()) => {
             result.err().map(MemberError::Transport)
         }
-        () = transport::connect(&name, &address, link, inbox.clone()) => None,
+        () = transport::connect(&name, &address, link, inbox.clone(), &signs) => None,
+        never = signs.tell() => match never {},
     }
 }
 

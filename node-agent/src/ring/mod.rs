@@ -1,8 +1,8 @@
 //! The ring: every member runs its layer windows on what arrives and sends the result to its successor.
 //!
 //! `schedule`, `session` and `queue` are pure and decide; `worker` computes; `hop` runs them together on one thread; `transport`
-//! and `wire` carry frames between members; `identity`, `tls` and `greeting` say who is a neighbour; `client` is rank 0's handle on the
-//! ring; `link` measures the link to a member; `member` starts it all.
+//! and `wire` carry frames between members; `identity`, `tls` and `greeting` say who is a neighbour; `signs_of_life` who is there; `client` is
+//! rank 0's handle on the ring; `link` measures the link to a member; `member` starts it all.
 
 mod client;
 pub(crate) mod connection;
@@ -18,6 +18,7 @@ pub mod proto;
 mod queue;
 mod schedule;
 mod session;
+mod signs_of_life;
 #[cfg(test)]
 pub(crate) mod test_plan;
 mod tls;

@@ -3,7 +3,8 @@
 //!
 //! There is one predecessor at a time, identified by its key (where the plan has keys) and its greeting: a second one is refused while the
 //! first lives, so that a stray client cannot disturb a ring. A killed neighbour is noticed at once by its broken connection, one
-//! without power or network by the silence of its system, and a stopped process by unanswered HTTP/2 pings.
+//! without power or network by the silence of its system, and a stopped process by unanswered HTTP/2 pings. Signs of life pass here, beside
+//! the hop task, which takes nothing in while it computes.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -16,13 +17,14 @@ use tonic::transport::server::TcpIncoming;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::connection::{CONNECT_TIMEOUT, Slot, endpoint, root_cause, server};
-use super::frame::{Frame, HopEvent, Output};
+use super::frame::{Frame, HopEvent, MemberEvent, Output};
 use super::greeting::Greeting;
 use super::identity::Fingerprint;
 use super::link;
 use super::proto;
 use super::proto::ring_client::RingClient;
 use super::proto::ring_server::{Ring, RingServer};
+use super::signs_of_life::SignsOfLife;
 use super::tls::{self, OwnKey};
 use super::wire::{self, MAX_EVENT_BYTES};
 
@@ -49,7 +51,7 @@ pub enum Inbound {
     SuccessorLost {
         cause: String,
     },
-    /// From the successor, on its way to rank 0.
+    /// From the successor, on its way to rank 0. Never a sign of life.
     Event(HopEvent),
     /// Rank 0 begins a round, whose rows it reads as this.
     Begin {
@@ -104,6 +106,7 @@ pub async fn serve(
     listener: std::net::TcpListener,
     options: LinkOptions,
     inbox: mpsc::Sender<Inbound>,
+    signs: Arc<SignsOfLife>,
 ) -> Result<(), TransportError> {
     listener
         .set_nonblocking(true)
@@ -115,6 +118,7 @@ pub async fn serve(
         predecessor: options.predecessor,
         encrypted: keys.is_some(),
         inbox,
+        signs,
         occupied: Arc::new(AtomicBool::new(false)),
     })
     .max_decoding_message_size(max_message_bytes);
@@ -141,6 +145,7 @@ pub async fn connect(
     address: &str,
     options: LinkOptions,
     inbox: mpsc::Sender<Inbound>,
+    signs: &SignsOfLife,
 ) {
     let mut retry = FIRST_RETRY;
     let mut waiting_since = Instant::now();
@@ -159,13 +164,18 @@ pub async fn connect(
                 }
                 let cause = loop {
                     match events.next().await {
-                        Some(Ok(event)) => {
-                            if let Some(event) = wire::event_from_proto(event)
-                                && inbox.send(Inbound::Event(event)).await.is_err()
-                            {
-                                return;
+                        Some(Ok(event)) => match wire::event_from_proto(event) {
+                            Some(HopEvent {
+                                rank,
+                                event: MemberEvent::Alive,
+                            }) => signs.hand_on(rank),
+                            Some(event) => {
+                                if inbox.send(Inbound::Event(event)).await.is_err() {
+                                    return;
+                                }
                             }
-                        }
+                            None => {}
+                        },
                         Some(Err(status)) => break root_cause(&status),
                         None => break "it closed the stream".to_owned(),
                     }
@@ -201,6 +211,7 @@ struct Acceptor {
     predecessor: Greeting,
     encrypted: bool,
     inbox: mpsc::Sender<Inbound>,
+    signs: Arc<SignsOfLife>,
     occupied: Arc<AtomicBool>,
 }
 
@@ -220,6 +231,7 @@ impl Ring for Acceptor {
         let slot = Slot::claim(&self.occupied)
             .ok_or_else(|| Status::already_exists("the predecessor is connected already"))?;
         let (events, receiver) = mpsc::channel(BUFFERED_EVENTS);
+        self.signs.connected(&events);
         tokio::spawn(read(request.into_inner(), events, self.inbox.clone(), slot));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
@@ -295,6 +307,10 @@ mod tests {
 
     /// Of one who greets as this rank, and takes rank 0 for its predecessor.
     fn as_rank(rank: usize) -> LinkOptions {
+        between(rank, 0)
+    }
+
+    fn between(rank: usize, predecessor: usize) -> LinkOptions {
         let greeting = |rank| Greeting {
             uid: None,
             generation: 7,
@@ -302,7 +318,7 @@ mod tests {
         };
         LinkOptions {
             own: greeting(rank),
-            predecessor: greeting(0),
+            predecessor: greeting(predecessor),
             keys: None,
             max_message_bytes: 4096,
             buffered_frames: 8,
@@ -311,11 +327,23 @@ mod tests {
 
     /// A listening member of rank 1 whose predecessor is rank 0.
     async fn member() -> (String, mpsc::Receiver<Inbound>) {
+        let (inbox, received) = mpsc::channel(8);
+        (listen(as_rank(1), inbox, signs(1)), received)
+    }
+
+    fn listen(
+        options: LinkOptions,
+        inbox: mpsc::Sender<Inbound>,
+        signs: Arc<SignsOfLife>,
+    ) -> String {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let (inbox, received) = mpsc::channel(8);
-        tokio::spawn(serve(listener, as_rank(1), inbox));
-        (address, received)
+        tokio::spawn(serve(listener, options, inbox, signs));
+        address
+    }
+
+    fn signs(rank: usize) -> Arc<SignsOfLife> {
+        Arc::new(SignsOfLife::new(rank, None))
     }
 
     #[tokio::test]
@@ -403,6 +431,39 @@ mod tests {
         };
         assert!(cause.contains("4096"), "{cause}");
         drop(received);
-        assert!(!matches!(events.next().await, Some(Ok(_))));
+        // But for a sign of life, nothing comes back.
+        while let Some(Ok(event)) = events.next().await {
+            let event = wire::event_from_proto(event).map(|event| event.event);
+            assert_eq!(event, Some(MemberEvent::Alive));
+        }
+    }
+
+    /// It takes nothing from its inbox while it computes.
+    #[tokio::test]
+    async fn signs_of_life_pass_a_member_that_is_busy() {
+        let (inbox, mut received) = mpsc::channel(8);
+        let last_signs = signs(2);
+        let last = listen(between(2, 1), inbox, last_signs.clone());
+        // Its inbox is full when both neighbours are connected.
+        let (inbox, _unread) = mpsc::channel(2);
+        let busy_signs = signs(1);
+        let busy = listen(as_rank(1), inbox.clone(), busy_signs.clone());
+        let (_frames, mut events) = open(&busy, &as_rank(0)).await.unwrap();
+        let to_last = inbox.clone();
+        tokio::spawn(async move { connect("last", &last, as_rank(1), to_last, &busy_signs).await });
+        let connected = received.recv().await;
+        assert!(matches!(
+            connected,
+            Some(Inbound::PredecessorConnected { .. })
+        ));
+        last_signs.hand_on(2);
+        loop {
+            let event = wire::event_from_proto(events.next().await.unwrap().unwrap()).unwrap();
+            assert_eq!(event.event, MemberEvent::Alive);
+            if event.rank == 2 {
+                break;
+            }
+        }
+        assert_eq!(inbox.capacity(), 0);
     }
 }

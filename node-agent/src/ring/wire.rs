@@ -192,6 +192,7 @@ pub fn event_from_proto(wire: proto::HopEvent) -> Option<HopEvent> {
             cause: cut(unreachable.cause),
         },
         Wire::Busy(proto::Busy {}) => MemberEvent::Busy,
+        Wire::Alive(proto::Alive {}) => MemberEvent::Alive,
     };
     Some(HopEvent {
         rank: wire.rank as usize,
@@ -225,6 +226,7 @@ pub fn event_to_proto(event: HopEvent) -> proto::HopEvent {
             cause: cut(cause),
         }),
         MemberEvent::Busy => Wire::Busy(proto::Busy {}),
+        MemberEvent::Alive => Wire::Alive(proto::Alive {}),
         MemberEvent::Unreachable { rank, cause } => Wire::Unreachable(proto::Unreachable {
             lost_rank: rank as u32,
             cause: cut(cause),
@@ -577,10 +579,20 @@ mod tests {
                 rank: 2,
                 cause: "broken pipe".into(),
             },
+            MemberEvent::Busy,
+            MemberEvent::Alive,
         ] {
             let event = HopEvent { rank: 1, event };
             assert_eq!(event_from_proto(event_to_proto(event.clone())), Some(event));
         }
+    }
+
+    #[test]
+    fn an_event_that_is_not_known_yet_is_left_alone() {
+        // Of rank 1: an empty message in a field of a later version.
+        let newer = proto::HopEvent::decode(&[0x08, 1, 0x7a, 0][..]).unwrap();
+        assert_eq!((newer.rank, &newer.event), (1, &None));
+        assert_eq!(event_from_proto(newer), None);
     }
 
     #[test]
