@@ -43,6 +43,7 @@ pub fn initial_status(plan: &RingPlanSpec) -> RingStatus {
     RingStatus {
         readiness: Readiness::Loading("opening the model".into()),
         fails_at: None,
+        silent: None,
         plan_generation: plan.generation,
         rounds: plan.rounds as usize,
         members: Tally::new(plan).members,
@@ -595,19 +596,29 @@ impl Decode {
 
     /// Tells the gateway what changed. Counters alone wait for the tick; otherwise every token would wake the gateway's
     /// thread.
-    fn show(&self, ticked: bool) {
+    fn show(&mut self, ticked: bool) {
+        let silent = self.client.silent();
+        let silent = silent.and_then(|rank| self.plan.members.get(rank));
+        let silent = silent.map(|member| member.name.as_str());
         let (running, waiting) = self.scheduler.requests();
         let (readiness, kv) = (self.scheduler.readiness(), self.scheduler.kv());
         let fails_at = self.scheduler.fails_at();
         self.status.send_if_modified(|status| {
             let changed = status.readiness != *readiness
                 || status.fails_at.as_deref() != fails_at
+                || status.silent.as_deref() != silent
                 || status.running_requests != running
                 || status.waiting_requests != waiting
                 || (ticked && (status.members != self.tally.members || status.kv != kv));
+            if let Some(member) = silent
+                && status.silent.is_none()
+            {
+                tracing::warn!(member, "no sign of life; the ring stands still there");
+            }
             if changed {
                 status.readiness = readiness.clone();
                 status.fails_at = fails_at.map(str::to_owned);
+                status.silent = silent.map(str::to_owned);
                 status.running_requests = running;
                 status.waiting_requests = waiting;
                 status.members.clone_from(&self.tally.members);

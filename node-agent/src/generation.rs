@@ -221,6 +221,8 @@ pub struct RingStatus {
     pub readiness: Readiness,
     /// The member at which a ring fails that is not ready: it is not reached, or cannot compute.
     pub fails_at: Option<String>,
+    /// The first member of which nothing was heard for a while. The ring may go on yet, so requests still wait for it; but nobody should be sent here.
+    pub silent: Option<String>,
     pub plan_generation: i64,
     pub rounds: usize,
     pub members: Vec<MemberTotals>,

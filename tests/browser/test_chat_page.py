@@ -168,6 +168,17 @@ def test_what_is_read_from_disk_is_shown(page):
     page.unroute("**/ring")
 
 
+def test_a_ring_that_stands_still_is_shown(page):
+    with page.expect_response("**/ring") as answer:
+        pass
+    state = answer.value.json()
+    state["ring"]["silent"] = "m1"
+    page.route("**/ring", lambda route: route.fulfill(json=state))
+    expect(page.locator("#state")).to_have_text("Standing still: no sign of life from m1 for some seconds")
+    page.unroute("**/ring")
+    expect(page.locator("#state")).to_contain_text(f"{LAYERS} layers on {MEMBERS} members")
+
+
 def test_a_question_is_answered(page):
     steer(page, temperature=0, max_tokens=24)
     before = int(page.inner_text("#generated"))

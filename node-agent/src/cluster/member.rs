@@ -109,7 +109,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(120);
 const STEADY: Duration = Duration::from_secs(600);
 /// After an agent has said that it ends, operator and nodes take a moment to send clients elsewhere: until then a ring takes what comes.
 const MOVING: Duration = Duration::from_secs(2);
-const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
+/// Clients are sent to a rank 0 that said last that it is ready, so it is asked often.
+const HEALTH_INTERVAL: Duration = Duration::from_millis(500);
 /// A rank 0 whose HTTP endpoint has not answered for so long is started anew.
 const SILENT_FOR: Duration = Duration::from_secs(40);
 

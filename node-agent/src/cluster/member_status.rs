@@ -63,10 +63,9 @@ pub fn status(name: &str, observed: &Observed, share: Option<Share>) -> MemberSt
             MemberState::Loaded,
             "runs its layers for the ring".to_owned(),
         ),
-        Observed::Joined(Some(Health::NotReady { why, .. } | Health::NoAnswer(why))) => (
-            MemberState::Loaded,
-            format!("waits until a token went round the ring: {why}"),
-        ),
+        Observed::Joined(Some(Health::NotReady { why, .. } | Health::NoAnswer(why))) => {
+            (MemberState::Loaded, format!("waits for the ring: {why}"))
+        }
         Observed::Joined(Some(Health::Ready { .. })) => {
             (MemberState::Ready, "a token went round the ring".to_owned())
         }
@@ -323,7 +322,7 @@ mod tests {
             (
                 joined(not_ready("Loading model")),
                 State::Loaded,
-                "a token went round the ring: Loading model",
+                "waits for the ring: Loading model",
             ),
             (ready(None, None), State::Ready, "went round"),
         ];

@@ -337,6 +337,7 @@ impl RingCollector {
         let RingStatus {
             readiness,
             fails_at: _,
+            silent,
             plan_generation,
             rounds,
             members,
@@ -347,7 +348,7 @@ impl RingCollector {
             drafts: _,
             expert_miss_percent: _,
         } = &self.0;
-        let ready = i64::from(*readiness == Readiness::Ready);
+        let ready = i64::from(*readiness == Readiness::Ready && silent.is_none());
         for (name, help, value) in [
             ("prima_ring_ready", "1 when the ring can serve", ready),
             (

@@ -1,4 +1,4 @@
-//! /livez (the event loop turns), /health and /readyz (a token went round), and /ring (what the chat page shows).
+//! /livez (the event loop turns), /health and /readyz (a token went round, and no member is silent), and /ring (what the chat page shows).
 
 use axum::Json;
 use axum::extract::State;
@@ -6,8 +6,10 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use crate::generation::RingStatus;
+
 use super::Gateway;
-use super::openai_error::with_body;
+use super::openai_error::{ApiError, with_body};
 
 /// Says nothing about the ring: a probe that restarts a loading process would never let it finish.
 pub async fn live() -> &'static str {
@@ -16,12 +18,12 @@ pub async fn live() -> &'static str {
 
 /// `{"status": "ok"}`, how many requests run or wait, and the median times of the last answers: to the first token, and from one token to the
 /// next; of a mixture, how often tokens lack experts (`RingStatus::expert_miss_percent`), if that is known. Else the error, and the member at
-/// which the ring fails, if that is known.
+/// which the ring fails, if that is known. Of a ring that stands still, too, though requests wait until it goes on: who asks here has the choice.
 pub async fn health(State(gateway): State<Gateway>) -> Response {
     let status = gateway.0.generator.status().borrow().clone();
-    if let Err(error) = gateway.ready() {
+    if let Err(error) = gateway.ready().and_then(|_| all_heard(&status)) {
         let mut body = error.body();
-        if let Some(member) = status.fails_at {
+        if let Some(member) = status.fails_at.or(status.silent) {
             body["failsAt"] = json!(member);
         }
         return with_body(error.into_response(), &body);
@@ -41,6 +43,16 @@ pub async fn health(State(gateway): State<Gateway>) -> Response {
         body["expertMissPercent"] = json!(percent);
     }
     (StatusCode::OK, Json(body)).into_response()
+}
+
+fn all_heard(status: &RingStatus) -> Result<(), ApiError> {
+    match &status.silent {
+        None => Ok(()),
+        // Not for how long: that would be other words each second, which agents write down.
+        Some(member) => Err(ApiError::RingFailed {
+            reason: format!("no sign of life from member {member} for some seconds"),
+        }),
+    }
 }
 
 /// `{"model", "ring": RingStatus, "tokens": {"prompt", "generated"}}`; the tokens are totals since the start.

@@ -46,6 +46,45 @@ async fn health_says_where_the_ring_fails() {
     }
 }
 
+/// Requests still wait for it: it may go on.
+#[tokio::test]
+async fn a_ring_that_stands_still_is_not_ready_and_refuses_nobody() {
+    let mut server = Server::start().await;
+    let ready = async |address| {
+        let health = get("/health").send(address).await;
+        let metrics = get("/metrics").send(address).await.text().await;
+        let metrics = parse_open_metrics(&metrics);
+        (health, metrics["prima_ring_ready"])
+    };
+    let is_silent = |silent: Option<&str>| {
+        let silent = silent.map(str::to_owned);
+        server.status.send_modify(|status| status.silent = silent);
+    };
+    is_silent(Some("laptop"));
+    let (health, metric) = ready(server.address).await;
+    assert_eq!((health.status, metric), (503, 0.0));
+    assert_eq!(health.header("retry-after"), Some("2"));
+    let body = health.json().await;
+    assert_eq!(body["failsAt"], json!("laptop"));
+    let said = "the ring cannot serve: no sign of life from member laptop for some seconds";
+    assert_eq!(body["error"]["message"], json!(said));
+    assert_eq!(get("/readyz").send(server.address).await.status, 503);
+    let shown = get("/ring").send(server.address).await.json().await;
+    assert_eq!(shown["ring"]["silent"], json!("laptop"));
+    is_silent(None);
+    let (health, metric) = ready(server.address).await;
+    assert_eq!((health.status, metric), (200, 1.0));
+    is_silent(Some("laptop"));
+    let completion = post("/v1/completions", &json!({"prompt": "a"}));
+    let (reply, ()) = tokio::join!(completion.send(server.address), async {
+        let accepted = server.accept().await;
+        accepted.token(0, "x").await;
+        accepted.finish(0, FinishReason::Stop, "").await;
+        accepted.usage(2, 0).await;
+    });
+    assert_eq!(reply.status, 200);
+}
+
 #[tokio::test]
 async fn health_says_how_often_experts_are_missed() {
     let server = Server::start().await;

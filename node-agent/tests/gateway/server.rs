@@ -306,6 +306,7 @@ pub fn ring(readiness: Readiness) -> RingStatus {
     RingStatus {
         readiness,
         fails_at: None,
+        silent: None,
         plan_generation: 3,
         rounds: 1,
         members: vec![
