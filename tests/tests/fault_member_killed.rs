@@ -1,14 +1,15 @@
 //! A member that dies or hangs in mid-stream: the client is told which one within the ring's deadlines ([`TOLD_WITHIN`] is
-//! longer). If it died, `prima run` ends with an error that says so. Nothing hangs or stays behind.
+//! longer). If it died, `prima run` ends with an error that says so. One that stands still is named before it counts as lost. Nothing hangs or
+//! stays behind.
 
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use prima_tests::Endpoint;
 use prima_tests::http::{self, EventStream};
 use prima_tests::local_ring::{LocalRing, Member, assert_none_left, smollm2};
 use prima_tests::process::send_signal;
+use prima_tests::{Endpoint, wait_for, wait_until};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -82,6 +83,45 @@ fn a_member_that_pauses_and_goes_on_changes_no_answer() {
     }
     assert!(longest > PAUSE - Duration::from_secs(1), "{longest:?}");
     assert_eq!((answer, last.1.as_str()), (expected, "[DONE]"));
+    ring.stop();
+}
+
+/// Whoever has the choice is told to ask elsewhere, long before the member counts as lost; and whoever asks here waits until it goes on.
+#[test]
+fn a_ring_that_stands_still_says_so_until_it_goes_on() {
+    /// It is said after 2.75 s; after 7.5 s at least the member is lost. The rest is for a slow machine.
+    const SAID_WITHIN: Duration = Duration::from_millis(7400);
+    const PROMPT: &str = "Once upon a time";
+    const TOKENS: usize = 20;
+    let ring = LocalRing::builder().model(&smollm2()).members(3).start();
+    let expected = ring.complete(PROMPT, TOKENS);
+    let health = || http::get(ring.address(), "/health").unwrap();
+    assert_eq!(health().status, 200);
+    let victim = ring.members()[1].clone();
+    let stopped = Instant::now();
+    send_signal(victim.pid, Signal::STOP);
+    let said = wait_for("/health says it", || match health() {
+        answer if answer.status == 200 => Err("not yet"),
+        answer => Ok(answer),
+    });
+    let after = stopped.elapsed();
+    eprintln!("said after {after:?}: {}", said.body);
+    assert!(after < SAID_WITHIN, "said after {after:?}");
+    assert_eq!(said.status, 503);
+    assert_eq!(said.json()["failsAt"], json!(victim.name));
+    let why = format!("no sign of life from member {}", victim.name);
+    assert!(said.body.contains(&why), "{}", said.body);
+    let ready = http::metric(ring.address(), "prima_ring_ready").unwrap();
+    assert!(ready < 0.5, "{ready}");
+    let answer = thread::scope(|scope| {
+        let answer = scope.spawn(|| ring.complete(PROMPT, TOKENS));
+        // Else it would be asked afterwards.
+        thread::sleep(Duration::from_millis(300));
+        send_signal(victim.pid, Signal::CONT);
+        answer.join().unwrap()
+    });
+    assert_eq!(answer, expected);
+    wait_until("/health is well again", || health().status == 200);
     ring.stop();
 }
 

@@ -9,8 +9,10 @@ use prima_node_agent::ring::proto::hop_event::Event;
 use prima_node_agent::ring::proto::ring_client::RingClient as Stub;
 use prima_node_agent::ring::proto::ring_server::{Ring as RingService, RingServer};
 use prima_node_agent::ring::proto::{self, Frame, HopEvent};
-use prima_node_agent::ring::{GENERATION_KEY, Member, RANK_KEY, RingError, RingEvent};
-use tokio::sync::mpsc;
+use prima_node_agent::ring::{GENERATION_KEY, Member, RANK_KEY, RingClient, RingError, RingEvent};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::{Request, Response, Status, Streaming};
 
@@ -55,6 +57,78 @@ async fn sessions_of_a_lost_member_end_everywhere() {
         let session = open(&mut client).await;
         let logits = in_time(client.forward(session, &text)).await.unwrap();
         assert!(bits(&logits) == bits(&expected));
+    }
+}
+
+/// Whoever is behind a link that stands still is silent; a pause as short as that costs nothing.
+#[tokio::test]
+async fn a_link_that_stands_still_is_noticed_and_breaks_nothing() {
+    let file = ModelFile::made_up();
+    let mut planned = plan(&file.path, file.layers(), 3, &[1, 2, 3, 4, 4, 5]);
+    let mut links = Vec::new();
+    for member in &mut planned.plan.members {
+        let (still, follow) = watch::channel(false);
+        member.address = link(member.address.clone(), follow).await;
+        links.push(still);
+    }
+    let (_ring, mut client) = Ring::start(&file.model, planned);
+    in_time(client.ready()).await.unwrap();
+    let text = tokens(20);
+    let expected = file.logits(&text);
+    let session = open(&mut client).await;
+    in_time(client.forward(session, &text[..5])).await.unwrap();
+    // Until all have been heard of, several times.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    // The last member's link leads to rank 0.
+    for (still, (silent, end)) in links.iter().zip([(2, 10), (1, 15), (2, 20)]) {
+        still.send_replace(true);
+        until_silent(&mut client, Some(silent)).await;
+        still.send_replace(false);
+        until_silent(&mut client, None).await;
+        let logits = in_time(client.forward(session, &text[end - 5..end])).await;
+        assert!(bits(&logits.unwrap()) == bits(&expected[end - 1]));
+    }
+}
+
+/// Asks as rank 0 does.
+async fn until_silent(client: &mut RingClient, expected: Option<usize>) {
+    in_time(async {
+        loop {
+            while client.try_next().is_some() {}
+            if client.silent() == expected {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    })
+    .await;
+}
+
+/// A way to this address that carries nothing while `still` is true. Returns where it begins.
+async fn link(to: String, still: watch::Receiver<bool>) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((from, _)) = listener.accept().await {
+            let to = TcpStream::connect(&to).await.unwrap();
+            let ((from, back), (answers, to)) = (from.into_split(), to.into_split());
+            tokio::spawn(carry(from, to, still.clone()));
+            tokio::spawn(carry(answers, back, still.clone()));
+        }
+    });
+    address
+}
+
+async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut still: watch::Receiver<bool>) {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    let mut bytes = vec![0; 4096];
+    while let Ok(count @ 1..) = from.read(&mut bytes).await {
+        if still.wait_for(|still| !still).await.is_err()
+            || to.write_all(&bytes[..count]).await.is_err()
+        {
+            return;
+        }
     }
 }
 
