@@ -47,7 +47,7 @@ pub async fn health_within(deadline: Duration, address: SocketAddr) -> Health {
     let problem = match timeout(deadline, exchange(address)).await {
         Ok(Ok(answer)) => return read_answer(&answer),
         Ok(Err(error)) => error.to_string(),
-        Err(_) => format!("no answer within {} s", deadline.as_secs()),
+        Err(_) => format!("no answer within {} s", deadline.as_secs_f64()),
     };
     Health::NoAnswer(format!("its HTTP endpoint at {address}: {problem}"))
 }

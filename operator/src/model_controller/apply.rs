@@ -133,7 +133,7 @@ fn answers(plan: &RingPlan, world: &World) -> bool {
         0 => MemberState::Ready,
         _ => MemberState::Loaded,
     });
-    have_come == plan.spec.members.len() && world.silent(plan).is_none()
+    have_come == plan.spec.members.len() && world.unready(plan).is_none()
 }
 
 /// Whether this ring has loaded, and no part of it is known to be lost.

@@ -12,6 +12,7 @@ use prima_crds::v1alpha1::ring_plan::{MemberState, MemberStatus, RingMember, Rin
 use super::apply::Ring;
 use super::decide::{self, Decision, DecisionKind};
 use super::dereference::World;
+use super::reached::NotReady;
 use super::resolve::{RESOLVE_FAILED, RESOLVED, Resolution, shown};
 use crate::condition::{ConditionUpdate, condition};
 
@@ -230,9 +231,15 @@ impl Conditions<'_> {
             let message = format!("answers on {}", line(serving));
             return self.add("Ready", true, "Ready", message);
         }
-        let silent = world.silent(members.plan);
-        let (reason, message) = match (members.out(decision).as_slice(), silent) {
-            ([], Some(why)) => ("NotReached", format!("rank 0 does not answer: {why}")),
+        let unready = world.unready(members.plan);
+        let (reason, message) = match (members.out(decision).as_slice(), unready) {
+            ([], Some(NotReady::NotReached(why))) => {
+                ("NotReached", format!("rank 0 does not answer: {why}"))
+            }
+            // Sooner than its agent.
+            ([], Some(NotReady::Said(why))) => members
+                .before(MemberState::Loaded)
+                .unwrap_or_else(|| ("Connecting", format!("rank 0 says: {why}"))),
             ([], None) => members
                 .before(MemberState::Loaded)
                 .unwrap_or_else(|| ("Connecting", members.rank0_says())),
@@ -248,7 +255,7 @@ impl Conditions<'_> {
         let newest = members.plan.spec.generation;
         let serving = ring.serving.as_ref().map(|plan| plan.spec.generation);
         if let Some(serving) = serving.filter(|serving| *serving != newest) {
-            let until = match world.silent(members.plan) {
+            let until = match world.unready(members.plan) {
                 Some(_) => "answers again",
                 None => "has loaded",
             };

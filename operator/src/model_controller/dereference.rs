@@ -9,7 +9,7 @@ use prima_crds::v1alpha1::ring_plan::RingPlan;
 
 use super::Context;
 use super::api_keys::KnownApiKeys;
-use super::reached::Silent;
+use super::reached::{NotReady, Unready};
 use super::resolve::Resolution;
 use crate::cluster::world::Machine;
 
@@ -25,8 +25,8 @@ pub struct World {
     /// Of the Model's namespace.
     pub quotas: Vec<Arc<ResourceQuota>>,
     pub api_keys: KnownApiKeys,
-    /// Plans whose rank 0 does not answer, and why.
-    pub silent: Arc<Silent>,
+    /// Plans to whose ring no client is to be sent, whatever agents say, and why.
+    pub unready: Arc<Unready>,
 }
 
 impl World {
@@ -50,13 +50,13 @@ impl World {
                 .stores
                 .quotas(&model.namespace().unwrap_or_default()),
             api_keys,
-            silent: context.reached.silent(),
+            unready: context.reached.unready(),
         }
     }
 
-    /// Why no client is to be sent to the ring of this plan, if it does not answer.
-    pub fn silent(&self, plan: &RingPlan) -> Option<&String> {
-        self.silent.get(&plan.uid()?)
+    /// Why no client is to be sent to the ring of this plan, if the operator knows better than its agent.
+    pub fn unready(&self, plan: &RingPlan) -> Option<&NotReady> {
+        self.unready.get(&plan.uid()?)
     }
 
     /// The Model's newest plan.

@@ -1,10 +1,12 @@
-//! Asks rank 0 of every ring that clients are sent to whether it answers, as they would. An agent that is gone cannot take back what it said, and
-//! its Lease runs out only after a while: until then, clients would be sent to a machine that is off.
+//! Asks rank 0 of every ring that clients are sent to whether it answers, as they would. An agent that is gone or stands still cannot take back what
+//! it said, and its Lease runs out only after a while: until then, clients would be sent to a machine that is off, or to a ring that says itself
+//! that it is not ready.
 //!
-//! A ring is judged only if it answered here in the last minute. Where the operator cannot reach a ring, what its agent says counts alone:
-//! clients may reach it.
+//! That a ring does not answer counts only if it did here in the last minute. Where the operator cannot reach a ring, what its agent says counts
+//! alone: clients may reach it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::mem::discriminant;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,28 +23,39 @@ use tokio::time::sleep;
 use super::Context;
 use super::conditions::member_status;
 
-/// By the uids of plans: why no client is to be sent there, though agents say that they are ready.
-pub type Silent = BTreeMap<String, String>;
+/// Why no client is to be sent to a ring, though its agent says that it is ready.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotReady {
+    /// Rank 0 does not answer; what came instead.
+    NotReached(String),
+    /// Rank 0 says so.
+    Said(String),
+}
+
+/// By the uids of plans.
+pub type Unready = BTreeMap<String, NotReady>;
 
 /// What the last look has shown.
 #[derive(Default)]
-pub struct Reached(Mutex<Arc<Silent>>);
+pub struct Reached(Mutex<Arc<Unready>>);
 
 impl Reached {
-    pub fn silent(&self) -> Arc<Silent> {
+    pub fn unready(&self) -> Arc<Unready> {
         self.0
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
     }
 
-    fn set(&self, silent: Arc<Silent>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = silent;
+    fn set(&self, unready: Arc<Unready>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = unready;
     }
 }
 
+/// From one look to the next, unless one takes longer.
 const INTERVAL: Duration = Duration::from_secs(1);
-const DEADLINE: Duration = Duration::from_secs(2);
+/// Longer than it takes to connect when the first packet is lost, which is sent again after a second.
+const DEADLINE: Duration = Duration::from_millis(1500);
 /// One lost packet is no silence.
 const FAILURES: u32 = 2;
 /// Longer than an agent's Lease lasts, which then tells more.
@@ -69,32 +82,38 @@ impl Asked {
             .is_some_and(|answered| now.duration_since(answered) < limit)
     }
 
-    /// `None`: it answered.
-    fn note(&mut self, problem: Option<&str>, now: Instant) {
+    /// Takes in what came now, after `before` was known, and says what is known then.
+    fn note(&mut self, came: Health, before: Option<NotReady>, now: Instant) -> Option<NotReady> {
         self.at = now;
-        match problem {
-            None => (self.answered, self.failures) = (Some(now), 0),
-            Some(_) => self.failures += 1,
-        }
-    }
-
-    fn is_silent(&self, now: Instant) -> bool {
-        self.failures >= FAILURES && self.answered_within(JUDGED_FOR, now)
+        let said = match came {
+            Health::NoAnswer(why) => {
+                self.failures += 1;
+                return match self.answered_within(JUDGED_FOR, now) {
+                    true if self.failures >= FAILURES => Some(NotReady::NotReached(why)),
+                    true => before,
+                    false => None,
+                };
+            }
+            Health::NotReady { why, .. } => Some(NotReady::Said(why)),
+            Health::Ready { .. } => None,
+        };
+        (self.answered, self.failures) = (Some(now), 0);
+        said
     }
 }
 
-/// For ever. `changed` gets the Models whose rings fall silent, or answer again.
+/// For ever. `changed` gets the Models whose rings are not to be sent clients any more, or again.
 pub async fn keep(context: &Context, changed: mpsc::UnboundedSender<ObjectRef<Model>>) {
     let mut asked: HashMap<String, Asked> = HashMap::new();
     loop {
+        let begun = Instant::now();
         let rings: Vec<Ring> = context.stores.plans().iter().filter_map(Ring::of).collect();
         asked.retain(|uid, _| rings.iter().any(|ring| ring.uid == *uid));
-        let now = Instant::now();
         let due = rings.iter().filter(|ring| {
             let known = asked.get(&ring.uid);
-            known.is_none_or(|asked| asked.is_due(now))
+            known.is_none_or(|asked| asked.is_due(begun))
         });
-        let answers = stream::iter(due).map(|ring| async move { (ring, ring.problem().await) });
+        let answers = stream::iter(due).map(|ring| async move { (ring, ring.health().await) });
         let answers: Vec<_> = answers.buffer_unordered(CONCURRENCY).collect().await;
 
         let now = Instant::now();
@@ -102,50 +121,47 @@ pub async fn keep(context: &Context, changed: mpsc::UnboundedSender<ObjectRef<Mo
             sleep(INTERVAL).await;
             continue;
         }
-        let before = context.reached.silent();
-        let mut silent = Silent::clone(&before);
-        for (ring, problem) in answers {
+        let before = context.reached.unready();
+        let mut unready = Unready::clone(&before);
+        for (ring, came) in answers {
             let known = asked.entry(ring.uid.clone()).or_insert(Asked {
                 at: now,
                 answered: None,
                 failures: 0,
             });
-            known.note(problem.as_deref(), now);
-            match problem.filter(|_| known.is_silent(now)) {
-                Some(problem) => silent.insert(ring.uid.clone(), problem),
-                None => silent.remove(&ring.uid),
-            };
+            let was = unready.remove(&ring.uid);
+            if let Some(is) = known.note(came, was, now) {
+                unready.insert(ring.uid.clone(), is);
+            }
         }
-        silent.retain(|uid, _| asked.contains_key(uid));
-        let is_other =
-            |ring: &&Ring| before.contains_key(&ring.uid) != silent.contains_key(&ring.uid);
+        unready.retain(|uid, _| asked.contains_key(uid));
+        // Not for other words.
+        let kind = |known: &Unready, ring: &Ring| known.get(&ring.uid).map(discriminant);
+        let is_other = |ring: &&Ring| kind(&before, ring) != kind(&unready, ring);
         let models: Vec<_> = rings
             .iter()
             .filter(is_other)
             .map(|ring| ring.model.clone())
             .collect();
-        context.reached.set(Arc::new(silent));
+        context.reached.set(Arc::new(unready));
         for model in models {
             // If nobody listens any more, nobody need know.
             let _ = changed.send(model);
         }
-        sleep(INTERVAL.saturating_sub(now.elapsed())).await;
+        sleep(INTERVAL.saturating_sub(begun.elapsed())).await;
     }
 }
 
 /// Whether nobody answers of all who did lately, on several machines: then it is this one that is cut off.
-fn is_cut_off(
-    answers: &[(&Ring, Option<String>)],
-    asked: &HashMap<String, Asked>,
-    now: Instant,
-) -> bool {
+fn is_cut_off(answers: &[(&Ring, Health)], asked: &HashMap<String, Asked>, now: Instant) -> bool {
     let lately = |ring: &Ring| {
         let known = asked.get(&ring.uid);
         known.is_some_and(|asked| asked.answered_within(JUDGED_FOR, now))
     };
     let lately = answers.iter().filter(|(ring, _)| lately(ring));
     let hosts: HashSet<_> = lately.clone().map(|(ring, _)| ring.http.ip()).collect();
-    hosts.len() > 1 && lately.into_iter().all(|(_, problem)| problem.is_some())
+    let no_answer = |came: &Health| matches!(came, Health::NoAnswer(_));
+    hosts.len() > 1 && lately.into_iter().all(|(_, came)| no_answer(came))
 }
 
 /// A ring whose rank 0 says that it is ready.
@@ -169,13 +185,8 @@ impl Ring {
         })
     }
 
-    /// Why clients get no answer there, if so.
-    async fn problem(&self) -> Option<String> {
-        match health_within(DEADLINE, self.http).await {
-            // What is wrong with a ring that says so, its agent tells.
-            Health::Ready { .. } | Health::NotReady { .. } => None,
-            Health::NoAnswer(why) => Some(why),
-        }
+    async fn health(&self) -> Health {
+        health_within(DEADLINE, self.http).await
     }
 }
 
@@ -205,8 +216,8 @@ mod tests {
         let asked = asked.map(|(uid, answered)| (uid.to_owned(), known(answered)));
         let asked = HashMap::from(asked);
         let is_cut_off = |problems: [bool; 3], count| {
-            let problems = problems.map(|problem| problem.then(|| "refused".to_owned()));
-            let answers: Vec<_> = rings.iter().zip(problems).take(count).collect();
+            let came = problems.map(|problem| if problem { no_answer() } else { ready() });
+            let answers: Vec<_> = rings.iter().zip(came).take(count).collect();
             super::is_cut_off(&answers, &asked, now)
         };
         assert!(is_cut_off([true, true, true], 3) && is_cut_off([true, true, false], 3));
@@ -215,8 +226,19 @@ mod tests {
         assert!(!is_cut_off([true, true, true], 1));
     }
 
+    fn ready() -> Health {
+        Health::Ready {
+            speed: None,
+            expert_miss_percent: None,
+        }
+    }
+
+    fn no_answer() -> Health {
+        Health::NoAnswer("refused".to_owned())
+    }
+
     #[test]
-    fn only_who_has_answered_lately_is_silent() {
+    fn a_ring_that_says_that_it_is_not_ready_is_believed_at_once() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut ring = Asked {
@@ -224,25 +246,49 @@ mod tests {
             answered: None,
             failures: 0,
         };
+        let not_ready = Health::NotReady {
+            why: "it stands still".to_owned(),
+            fails_at: None,
+        };
+        let said = Some(NotReady::Said("it stands still".to_owned()));
+        assert_eq!(ring.note(not_ready, None, at(1)), said);
+        // It takes more than one lost packet to know something else.
+        assert_eq!(ring.note(no_answer(), said.clone(), at(2)), said);
+        let not_reached = Some(NotReady::NotReached("refused".to_owned()));
+        assert_eq!(ring.note(no_answer(), said, at(3)), not_reached);
+        assert_eq!(ring.note(ready(), not_reached, at(4)), None);
+    }
+
+    #[test]
+    fn only_who_has_answered_lately_is_not_reached() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut ring = Asked {
+            at: start,
+            answered: None,
+            failures: 0,
+        };
+        let mut known = None;
+        let mut is_silent = |ring: &mut Asked, came: Health, second| {
+            known = ring.note(came, known.take(), at(second));
+            known.is_some()
+        };
         // One that never answered here is asked seldom.
         for second in 0..5 {
-            ring.note(Some("refused"), at(second));
-            assert!(!ring.is_silent(at(second)));
+            assert!(!is_silent(&mut ring, no_answer(), second));
         }
         assert!(!ring.is_due(at(18)) && ring.is_due(at(19)));
-        ring.note(None, at(20));
-        ring.note(Some("refused"), at(21));
-        assert!(!ring.is_silent(at(21)) && ring.is_due(at(21)));
-        ring.note(Some("refused"), at(22));
-        assert!(ring.is_silent(at(22)) && ring.is_due(at(22)));
+        assert!(!is_silent(&mut ring, ready(), 20));
+        assert!(!is_silent(&mut ring, no_answer(), 21));
+        assert!(ring.is_due(at(21)));
+        assert!(is_silent(&mut ring, no_answer(), 22));
+        assert!(ring.is_due(at(22)));
         // Then its agent's Lease tells.
-        ring.note(Some("refused"), at(79));
-        assert!(ring.is_silent(at(79)) && !ring.is_silent(at(80)));
+        assert!(is_silent(&mut ring, no_answer(), 79));
+        assert!(!is_silent(&mut ring, no_answer(), 80));
         assert!(!ring.is_due(at(80)));
         // It is back.
-        ring.note(None, at(94));
-        assert!(!ring.is_silent(at(94)));
-        ring.note(Some("refused"), at(95));
-        assert!(!ring.is_silent(at(95)));
+        assert!(!is_silent(&mut ring, ready(), 94));
+        assert!(!is_silent(&mut ring, no_answer(), 95));
     }
 }

@@ -164,6 +164,6 @@ pub fn world(machines: &[Machine], plans: &[Arc<RingPlan>]) -> World {
         others: Vec::new(),
         quotas: Vec::new(),
         api_keys: KnownApiKeys::NotAsked,
-        silent: Arc::default(),
+        unready: Arc::default(),
     }
 }

@@ -246,7 +246,8 @@ fn a_rank_0_that_is_not_reached_is_not_ready() {
     let (old, new) = (Arc::new(old), Arc::new(new));
     let mut world = world(&[], &[]);
     let why = "its HTTP endpoint at 10.0.0.1:9400: no answer within 2 s";
-    world.silent = Arc::new([("new".to_owned(), why.to_owned())].into());
+    let not_reached = NotReady::NotReached(why.to_owned());
+    world.unready = Arc::new([("new".to_owned(), not_reached)].into());
     let ring = |serving| Ring {
         newest: Some(new.clone()),
         serving,
@@ -257,6 +258,12 @@ fn a_rank_0_that_is_not_reached_is_not_ready() {
     let all = told(&world, &decision(keep(&new)), &ring(Some(old)));
     let said = "generation 1 serves until generation 2 answers again";
     assert_eq!(all[6], format!("Degraded=True Replacing: {said}"));
+    // One that is reached, and says so itself, stands still most often.
+    let said = NotReady::Said("no sign of life from member pi4".to_owned());
+    world.unready = Arc::new([("new".to_owned(), said)].into());
+    let all = told(&world, &decision(keep(&new)), &ring(None));
+    let said = "Ready=False Connecting: rank 0 says: no sign of life from member pi4";
+    assert_eq!(all[5], said);
 }
 
 #[test]
