@@ -49,10 +49,12 @@ pub struct State {
     refusals: Refusals,
     /// The generation of the ring that runs, and when this operator saw it first: its own clock may be years away from the API server's.
     seen: Option<(i64, Instant)>,
+    /// What rank 0 of that ring measured last, where tokens come back to the same experts. While the ring stands still, it does not say.
+    measured: Option<(i64, Speed)>,
 }
 
 impl State {
-    /// How long the ring that runs has been known.
+    /// How long the ring that runs has been known. Takes in what it measured.
     fn see(&mut self, current: &RingPlan, now: Instant) -> Duration {
         let generation = current.spec.generation;
         let since = match self.seen {
@@ -60,6 +62,13 @@ impl State {
             _ => now,
         };
         self.seen = Some((generation, since));
+        let rank0 = current.spec.members.first();
+        let rank0 = rank0.and_then(|rank0| member_status(current, rank0));
+        let measured = rank0
+            .filter(|rank0| rank0.expert_miss_percent.is_some())
+            .and_then(|rank0| rank0.measured);
+        let before = self.measured.filter(|(of, _)| *of == generation);
+        self.measured = measured.map(|speed| (generation, speed)).or(before);
         now.duration_since(since)
     }
 }
@@ -268,13 +277,9 @@ impl Case<'_> {
             return kept;
         };
         // A ring whose tokens come back to the same experts is faster than it was planned before that was known. The new prediction knows it.
-        let rank0 = current.spec.members.first();
-        let rank0 = rank0.and_then(|rank0| member_status(current, rank0));
-        let measured = rank0
-            .filter(|rank0| rank0.expert_miss_percent.is_some())
-            .and_then(|rank0| rank0.measured);
-        let old = measured.map_or(old.token_microseconds, |measured| {
-            measured.token_microseconds.min(old.token_microseconds)
+        let planned = old.token_microseconds;
+        let old = state.measured.map_or(planned, |(_, measured)| {
+            measured.token_microseconds.min(planned)
         });
         let new = new.token_microseconds;
         let faster = new * 100 < old * WORTH_PERCENT;

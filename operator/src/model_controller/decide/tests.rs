@@ -362,6 +362,29 @@ fn a_ring_gives_way_to_one_a_fifth_faster() {
 }
 
 #[test]
+fn a_ring_that_stands_still_is_as_fast_as_it_was() {
+    let desk = [machine("desk")];
+    let mut plan = RingPlan::clone(&written(decided(&world(&desk, &[]))));
+    let best = plan.spec.predicted.unwrap().token_microseconds;
+    // It was planned before it was known that tokens come back to the same experts.
+    plan.spec.predicted = speed(best * 10);
+    let mut says = |said: serde_json::Value| {
+        let status = json!({"members": [said]});
+        plan.status = Some(serde_json::from_value(status).unwrap());
+        world(&desk, &[Arc::new(plan.clone())])
+    };
+    let well = says(
+        json!({"name": "desk", "state": "Ready", "measured": speed(best), "expertMissPercent": 60}),
+    );
+    let still = says(json!({"name": "desk", "state": "Loaded"}));
+    let (mut state, seen) = (State::default(), Instant::now());
+    for (world, minutes) in [(&well, 0), (&still, 11), (&well, 11)] {
+        let decision = decided_with(world, &mut state, seen + MINUTE * minutes);
+        assert!(matches!(decision.kind, DecisionKind::Keep(_)));
+    }
+}
+
+#[test]
 fn plans_count_on_how_often_experts_are_missed() {
     let mut desk = machine("desk");
     let status = profile(&mut desk).status.as_mut().unwrap();
