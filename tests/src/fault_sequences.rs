@@ -8,8 +8,8 @@
 //! slow link queues them up instead. No clock is wrong for a whole machine: agents and operators see the wrong time (`clock.c`), members
 //! and the API server do not.
 //!
-//! A false word that the Model answers should be taken back within 5 s. That holds where a process dies; how long it takes today elsewhere,
-//! and why, is in `Kind::unseen`.
+//! A false word that the Model answers should be taken back within 5 s. How long it may take at worst, also on a busy machine, and why, is in
+//! `Kind::unseen`.
 
 mod client;
 mod faults;

@@ -87,6 +87,10 @@ impl Kind {
     }
 
     /// How long at most a Model may say that it answers after this has broken its ring. Of operators: how long nobody may look.
+    ///
+    /// Added up in seconds, at worst. What counts begins with the first request that gets no answer: 0.5 before the fault. Whoever looks is rank 0's
+    /// agent, within 0.5, and the operator, within 1. Then the operator acts: 0.2 until changes that come together have come, 1 for a search that
+    /// is under way, 0.3 to write; 1.5 in all.
     pub(super) fn unseen(self) -> Duration {
         let seconds = match self {
             // A process that ends closes its connections.
@@ -94,12 +98,16 @@ impl Kind {
             // These break no ring: what else is broken is seen as ever.
             Kind::FullDisk | Kind::AgentClock => 5,
             Kind::OperatorClock => 5,
-            // A system that cannot be reached is noticed within 5 s, and pings tell after 8 that a program does not answer; the rest is for a
-            // slow machine.
-            Kind::Cut | Kind::Isolate => 10,
-            Kind::StopMember | Kind::Burst | Kind::Lose | Kind::Slow => 14,
-            // Nobody is there who could tell, but the operator finds within 5 s that rank 0 does not answer, and rank 0 within 8 that another does not.
-            Kind::KillAgent | Kind::StopAgent => 14,
+            // Rank 0 misses signs of life after 2.75 (2.5, and 0.25 until it looks): 0.5 + 2.75 + 0.5 + 1.5 = 5.25. That rank 0 itself does not answer,
+            // its agent knows after 3.5 (0.5, and 3 for an answer): 0.5 + 3.5 + 1.5 = 5.5; and if that is cut off, too, the operator after 4 (1, and
+            // twice 1.5 for an answer): 0.5 + 4 + 1.5 = 6. The rest is for a busy machine.
+            Kind::StopMember | Kind::Cut | Kind::Isolate => 8,
+            // With the agent its members die, so the operator finds twice that nobody listens: 0.5 + 2 + 1.5 = 4. One that stands still writes nothing of
+            // what else is broken, but the operator asks itself: 0.5 + 2.75 + 1 + 1.5 = 5.75, or 6 where rank 0 does not answer, as above.
+            Kind::KillAgent | Kind::StopAgent => 8,
+            // The ring goes on, only slower, and nothing tells of that: a client may give up after 5, and ask again after 0.1. If signs of life fail
+            // to come then, it takes 5.25 more, as above: 10.35.
+            Kind::Burst | Kind::Lose | Kind::Slow => 12,
             // Until the other operator leads: its Lease takes 10 s.
             Kind::KillOperator | Kind::StopOperator => 20,
         };
