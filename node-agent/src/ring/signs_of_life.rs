@@ -164,10 +164,9 @@ mod tests {
 
     /// Looks at these quarters of a second after `start`, as rank 0 does: who is silent at the last of them.
     fn look(heard: &mut Heard, start: Instant, quarters: RangeInclusive<u32>) -> Option<usize> {
-        quarters
-            .map(|quarter| heard.silent(start + quarter * Duration::from_millis(250)))
-            .last()
-            .flatten()
+        quarters.fold(None, |_, quarter| {
+            heard.silent(start + quarter * Duration::from_millis(250))
+        })
     }
 
     #[test]

@@ -590,7 +590,7 @@ mod tests {
     #[test]
     fn an_event_that_is_not_known_yet_is_left_alone() {
         // Of rank 1: an empty message in a field of a later version.
-        let newer = proto::HopEvent::decode(&[0x08, 1, 0x7a, 0][..]).unwrap();
+        let newer = proto::HopEvent::decode([0x08_u8, 1, 0x7a, 0].as_slice()).unwrap();
         assert_eq!((newer.rank, &newer.event), (1, &None));
         assert_eq!(event_from_proto(newer), None);
     }

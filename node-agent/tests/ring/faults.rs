@@ -122,11 +122,10 @@ async fn link(to: String, still: watch::Receiver<bool>) -> String {
 async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut still: watch::Receiver<bool>) {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-    let mut bytes = vec![0; 4096];
+    let mut bytes = vec![0_u8; 4096];
     while let Ok(count @ 1..) = from.read(&mut bytes).await {
-        if still.wait_for(|still| !still).await.is_err()
-            || to.write_all(&bytes[..count]).await.is_err()
-        {
+        let goes_on = still.wait_for(|still| !still).await.is_ok();
+        if !goes_on || to.write_all(&bytes[..count]).await.is_err() {
             return;
         }
     }
