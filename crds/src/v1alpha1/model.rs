@@ -13,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
-use super::document::is_false;
+use super::document::{is_false, is_zero};
 use super::model_profile::ModelProfileSpec;
 use super::model_source::ModelSource;
 use super::ring_plan::{ActivationDtype, FileVersion, KvDtype, Speed};
@@ -39,6 +39,7 @@ use super::ring_plan::{ActivationDtype, FileVersion, KvDtype, Speed};
     printcolumn(name = "Ready", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].status"#),
     printcolumn(name = "Status", type_ = "string", json_path = ".status.summary"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "Priority", type_ = "integer", json_path = ".spec.priority", priority = 1),
     printcolumn(name = "Ring", type_ = "string", json_path = ".status.ring", priority = 1),
     printcolumn(name = "Message", type_ = "string", json_path = r#".status.conditions[?(@.type=="Ready")].message"#, priority = 1)
 )]
@@ -90,6 +91,11 @@ pub struct ModelSpec {
     /// Type of the Model's Service, as Models had it first: `service.type` counts more.
     #[serde(default, skip_serializing_if = "is_cluster_ip")]
     pub service_type: ServiceType,
+    /// How important the Model is beside all others of the cluster. Where the machines lack the memory for another ring, those of lower
+    /// priority end for it, as few as will do. A ResourceQuota may bound it (`prima.dev/priority`). Default: 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    #[schemars(range(min = -1000, max = 1000))]
+    pub priority: i32,
     /// Stop the model, and release its machines. Its files stay in their caches.
     #[serde(default, skip_serializing_if = "is_false")]
     pub suspend: bool,
