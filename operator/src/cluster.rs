@@ -203,6 +203,7 @@ async fn control(
     let (headers, read) = HeaderReader::new(tokens, prima_weights::Client::new(RETRY, reach)?);
     let (planner, planned) = Planner::new(Question::answer, metrics.clone());
     let (tell_reached, reached) = mpsc::unbounded_channel();
+    let (look_again, concerned) = mpsc::unbounded_channel();
     let controller = Controller::new(Api::<Model>::all(client.clone()), watching::watch())
         .with_config(
             Config::default()
@@ -215,6 +216,7 @@ async fn control(
         .reconcile_on(UnboundedReceiverStream::new(planned))
         .reconcile_on(UnboundedReceiverStream::new(read))
         .reconcile_on(UnboundedReceiverStream::new(reached))
+        .reconcile_on(UnboundedReceiverStream::new(concerned))
         .reconcile_all_on(changes.any);
     metrics.lead(controller.store(), stores.profiles());
     let reporter = Reporter {
@@ -232,6 +234,8 @@ async fn control(
         states: Default::default(),
         planner,
         reached: Default::default(),
+        standings: Default::default(),
+        look_again,
         deciding: Default::default(),
     });
     probes.set_ready();

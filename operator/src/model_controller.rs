@@ -16,6 +16,7 @@ pub mod planner;
 mod quota;
 mod reached;
 pub mod resolve;
+mod standing;
 #[cfg(test)]
 pub mod test_world;
 mod update_status;
@@ -26,10 +27,11 @@ use std::time::{Duration, Instant};
 
 use kube::runtime::controller::Action;
 use kube::runtime::events::{EventType, Recorder};
-use kube::runtime::reflector::Store;
+use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Client, Resource, ResourceExt};
 use prima_crds::error_chain;
 use prima_crds::v1alpha1::model::Model;
+use tokio::sync::mpsc;
 
 use crate::cluster::metrics::Metrics;
 use crate::cluster::world::Stores;
@@ -43,6 +45,7 @@ use planner::{PATIENCE, Planner, Search};
 use reached::Reached;
 pub use reached::keep as keep_reached;
 use resolve::{HeaderReader, Looks};
+use standing::{Standing, Standings};
 
 /// What all reconciles share.
 pub struct Context {
@@ -58,6 +61,10 @@ pub struct Context {
     pub planner: Planner,
     /// Which rings do not answer, though their agents say so.
     pub reached: Reached,
+    /// How all Models stand for room.
+    pub standings: Standings,
+    /// Gets Models that another one's decision concerns.
+    pub look_again: mpsc::UnboundedSender<ObjectRef<Model>>,
     /// Held while a Model gets its plan: the next plan must not take the same memory and ports.
     pub deciding: tokio::sync::Mutex<()>,
 }
@@ -148,6 +155,8 @@ pub async fn reconcile(
         Err(error) => {
             state.failures += 1;
             context.metrics.failures.inc();
+            // Nobody waits for what may fail for long.
+            context.standings.note(uid.clone(), Standing::Content);
             let type_ = EventType::Warning;
             event::event(
                 &model,
@@ -164,6 +173,7 @@ pub async fn reconcile(
     let mut states = context.states.lock();
     states.insert(uid, state);
     states.retain(|uid, _| there.contains(uid));
+    context.standings.retain(&there);
     context
         .metrics
         .reconcile_seconds
@@ -185,6 +195,12 @@ async fn steps(
         let world = World::new(model, resolution.clone(), context, api_keys.clone());
         let (decision, decided) = decide::decide(&world, &state.decided, Instant::now());
         state.decided = decided;
+        let uid = model.uid().unwrap_or_default();
+        context.standings.note(uid, decision.standing(&world));
+        for other in decision.concerns() {
+            // If nobody listens any more, nobody need know.
+            let _ = context.look_again.send(other.as_ref().into());
+        }
         match decision.kind {
             // Other Models go on meanwhile. By the time of the answer, the world may have changed.
             DecisionKind::Ask(question) if patient => {
@@ -195,7 +211,7 @@ async fn steps(
                         .planner
                         .answer(model.as_ref().into(), *question, search, until);
                 match answer.await.map_err(ControllerError::Planning)? {
-                    Some(answer) => state.decided.answer = Some(answer),
+                    Some(answer) => state.decided.learn(answer),
                     None => patient = false,
                 }
             }

@@ -67,7 +67,10 @@ pub async fn apply(
             deciding = None;
             writer.release(&mut plans, world, written).await?;
         }
-        DecisionKind::Impossible { .. } | DecisionKind::Keep(_) | DecisionKind::Ask(_) => {}
+        DecisionKind::Impossible { .. }
+        | DecisionKind::NoRoom { .. }
+        | DecisionKind::Keep(_)
+        | DecisionKind::Ask(_) => {}
         DecisionKind::New {
             spec,
             retire_first,

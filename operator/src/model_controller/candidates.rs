@@ -38,6 +38,18 @@ impl Candidates {
         refused: &BTreeMap<String, String>,
         members: &[RingMember],
     ) -> Self {
+        Self::beside(&world.others, model, resolved, world, refused, members)
+    }
+
+    /// The same if of other Models' plans only these were there.
+    pub fn beside(
+        others: &[Arc<RingPlan>],
+        model: &Model,
+        resolved: &ResolvedModel,
+        world: &World,
+        refused: &BTreeMap<String, String>,
+        members: &[RingMember],
+    ) -> Self {
         let mut candidates = Self::default();
         let machines = &world.machines;
         // A ring that cannot run needs no memory; else two such rings would keep each other from being planned anew.
@@ -48,7 +60,7 @@ impl Candidates {
                 machine.is_some_and(Machine::is_alive)
             })
         };
-        let others: Vec<Arc<RingPlan>> = world.others.iter().filter(runs).cloned().collect();
+        let others: Vec<Arc<RingPlan>> = others.iter().filter(runs).cloned().collect();
         for machine in machines {
             match usable(model, resolved, machine, refused) {
                 Ok((profile, status)) => {

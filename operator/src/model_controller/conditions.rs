@@ -160,7 +160,10 @@ impl Conditions<'_> {
         decided: &decide::State,
     ) {
         if let DecisionKind::Released { reason, message }
-        | DecisionKind::Impossible { reason, message } = &decision.kind
+        | DecisionKind::Impossible { reason, message }
+        | DecisionKind::NoRoom {
+            reason, message, ..
+        } = &decision.kind
         {
             return self.add("Planned", false, reason, message.clone());
         }
@@ -195,7 +198,10 @@ impl Conditions<'_> {
             (
                 _,
                 DecisionKind::Released { reason, message }
-                | DecisionKind::Impossible { reason, message },
+                | DecisionKind::Impossible { reason, message }
+                | DecisionKind::NoRoom {
+                    reason, message, ..
+                },
             ) => (*reason, message.clone()),
             _ => ("Planning", "no plan yet".to_owned()),
         };
@@ -249,7 +255,9 @@ impl Conditions<'_> {
     }
 
     fn degraded(&mut self, world: &World, decision: &Decision, ring: &Ring, members: &Members<'_>) {
-        if let DecisionKind::Impossible { message, .. } = &decision.kind {
+        if let DecisionKind::Impossible { message, .. } | DecisionKind::NoRoom { message, .. } =
+            &decision.kind
+        {
             return self.add("Degraded", true, "CannotReplan", message.clone());
         }
         let newest = members.plan.spec.generation;

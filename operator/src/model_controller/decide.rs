@@ -5,16 +5,21 @@
 //! A working ring is only replaced by one that is predicted to be a fifth faster, and not within ten minutes of the last change; a ring
 //! that cannot work any more is replaced at once. If only its agents' addresses changed, as in an upgrade, each machine keeps its layers:
 //! what it has fetched and holds in memory stays useful, and nothing is planned.
+//!
+//! A ring that is needed, and for which there is no room, takes that of rings of lower priority (`priority`).
 
 mod going_on;
 mod keys;
 mod memory;
 mod ports;
+mod priority;
 mod question;
 mod refusals;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,27 +38,48 @@ use super::candidates::Candidates;
 use super::conditions::member_status;
 use super::dereference::World;
 use super::quota;
+use super::standing::Standing;
 use crate::plan;
 use going_on::{Broken, going_on};
 pub use keys::in_the_clear;
+use priority::DISPLACED;
 pub use question::{Answer, Question};
 use refusals::Refusals;
 
 /// What is remembered of one Model from one decision to the next.
 #[derive(Clone, Default)]
 pub struct State {
-    /// What the planner said last.
-    pub answer: Option<Answer>,
+    /// What the planner said lately, the newest last: who has to end for a Model takes several questions.
+    answers: Vec<Answer>,
     /// The newest generation for which the old ring had to end first, and why there is a new one.
     pub ended_first: Option<(i64, String)>,
     refusals: Refusals,
+    /// Its ring ended for a Model of higher priority, and there is none since.
+    displaced: bool,
     /// The generation of the ring that runs, and when this operator saw it first: its own clock may be years away from the API server's.
     seen: Option<(i64, Instant)>,
     /// What rank 0 of that ring measured last, where tokens come back to the same experts. While the ring stands still, it does not say.
     measured: Option<(i64, Speed)>,
 }
 
+/// Answers that are kept: more than it takes to find one plan.
+const ANSWERS: usize = 16;
+
 impl State {
+    /// Takes in what the planner says.
+    pub fn learn(&mut self, answer: Answer) {
+        self.answers
+            .retain(|known| known.fingerprint != answer.fingerprint);
+        self.answers.push(answer);
+        let too_many = self.answers.len().saturating_sub(ANSWERS);
+        self.answers.drain(..too_many);
+    }
+
+    fn answer_to(&self, fingerprint: &str) -> Option<&Answer> {
+        let mut answers = self.answers.iter();
+        answers.find(|answer| answer.fingerprint == fingerprint)
+    }
+
     /// How long the ring that runs has been known. Takes in what it measured.
     fn see(&mut self, current: &RingPlan, now: Instant) -> Duration {
         let generation = current.spec.generation;
@@ -95,6 +121,12 @@ pub enum DecisionKind {
         reason: &'static str,
         message: String,
     },
+    /// There is no room for a ring.
+    NoRoom {
+        reason: &'static str,
+        message: String,
+        awaits: AwaitedRoom,
+    },
     /// This plan goes on.
     Keep(Arc<RingPlan>),
     /// The decision depends on the best plan: ask the planner, then decide again. Until then, the running ring goes on.
@@ -105,6 +137,16 @@ pub enum DecisionKind {
         retire_first: bool,
         why: String,
     },
+}
+
+/// The room that a Model waits for.
+pub enum AwaitedRoom {
+    /// Any that there may be some time.
+    Any,
+    /// What rings of these Models have, which are to end for it.
+    Of(Vec<Arc<Model>>),
+    /// What this Model leaves, which is planned first.
+    LeftBy(Arc<Model>),
 }
 
 impl Decision {
@@ -119,7 +161,38 @@ impl Decision {
 
     /// Whether to decide again soon, though nothing may have happened.
     pub fn awaits(&self) -> bool {
-        self.fails || !self.awaited.is_empty()
+        self.fails || !self.awaited.is_empty() || !self.concerns().is_empty()
+    }
+
+    /// Other Models that are to be looked at again because of it.
+    pub fn concerns(&self) -> &[Arc<Model>] {
+        match &self.kind {
+            DecisionKind::NoRoom { awaits, .. } => match awaits {
+                AwaitedRoom::Any => &[],
+                AwaitedRoom::Of(models) => models,
+                AwaitedRoom::LeftBy(model) => slice::from_ref(model),
+            },
+            _ => &[],
+        }
+    }
+
+    /// How the Model stands for room now.
+    pub fn standing(&self, world: &World) -> Standing {
+        let displaces = match &self.kind {
+            DecisionKind::NoRoom { awaits, .. } => match awaits {
+                AwaitedRoom::Any => Vec::new(),
+                AwaitedRoom::Of(models) => models.iter().filter_map(|model| model.uid()).collect(),
+                AwaitedRoom::LeftBy(_) => return Standing::Undecided,
+            },
+            DecisionKind::Ask(question) if question.urgent || world.current().is_none() => {
+                return Standing::Undecided;
+            }
+            _ => return Standing::Content,
+        };
+        Standing::Waits {
+            seen: world.room(),
+            displaces,
+        }
     }
 }
 
@@ -133,6 +206,13 @@ pub fn decide(world: &World, state: &State, now: Instant) -> (Decision, State) {
     let decision = match wanted(world) {
         Ok(resolved) => with_machines(world, resolved, &mut state, now),
         Err(kind) => Decision::new(kind),
+    };
+    state.displaced = match &decision.kind {
+        DecisionKind::Released { reason, .. } | DecisionKind::NoRoom { reason, .. } => {
+            *reason == DISPLACED
+        }
+        DecisionKind::New { .. } | DecisionKind::Keep(_) => false,
+        DecisionKind::Impossible { .. } | DecisionKind::Ask(_) => state.displaced,
     };
     (decision, state)
 }
@@ -150,6 +230,9 @@ fn wanted(world: &World) -> Result<&ResolvedModel, DecisionKind> {
             reason: "NoApiKey",
             message: message.clone(),
         });
+    }
+    if let Some(displaced) = priority::displaced(world) {
+        return Err(displaced);
     }
     match world.resolution.done() {
         Some(resolved) => Ok(resolved),
@@ -171,6 +254,8 @@ fn with_machines(
     now: Instant,
 ) -> Decision {
     let current = world.current();
+    // Or was, before this operator began.
+    state.displaced |= current.is_none() && priority::is_said_to_be_displaced(&world.model);
     let known_for = current.map_or(Duration::ZERO, |plan| state.see(plan, now));
     let refused = state.refusals.note(current, &world.machines, now);
     let members = current.map_or(&[][..], |plan| &plan.spec.members);
@@ -178,6 +263,7 @@ fn with_machines(
     let case = Case {
         world,
         resolved,
+        refused: &refused,
         candidates: &candidates,
         skeleton: skeleton(&world.model, resolved),
     };
@@ -203,8 +289,14 @@ fn with_machines(
             }
         }
     };
+    let kind = match current {
+        None if state.displaced => priority::as_displaced(kind, world, &candidates),
+        _ => kind,
+    };
+    let answer = state.answer_to(&question::fingerprint(&world.model, resolved, &candidates));
+    let answer = answer.or(state.answers.last());
     Decision {
-        out: out_of_ring(&kind, world, &candidates, state),
+        out: out_of_ring(&kind, world, &candidates, answer),
         kind,
         awaited: candidates.awaited,
         fails: state.refusals.wait(now),
@@ -215,6 +307,8 @@ fn with_machines(
 struct Case<'a> {
     world: &'a World,
     resolved: &'a ResolvedModel,
+    /// Machines that could not follow a plan, and why.
+    refused: &'a BTreeMap<String, String>,
     candidates: &'a Candidates,
     /// The part of the plan that follows from the Model alone.
     skeleton: RingPlanSpec,
@@ -243,14 +337,21 @@ impl PlannedWindows {
             predicted: plan.spec.predicted,
         }
     }
+
+    /// Whether weights are read from disk for every token.
+    fn streams(&self) -> bool {
+        let mut members = self.members.iter();
+        members.any(|member| member.read_bytes_per_token.unwrap_or(0) > 0)
+    }
+
+    fn token_microseconds(&self) -> i64 {
+        self.predicted.map_or(0, |speed| speed.token_microseconds)
+    }
 }
 
 impl Case<'_> {
     fn first_ring(&self, state: &State) -> DecisionKind {
-        let spec = self
-            .best(state, false)
-            .and_then(|windows| self.spec(windows));
-        match spec {
+        match self.next_plan(state, false) {
             Ok(spec) => DecisionKind::New {
                 spec: Box::new(spec),
                 retire_first: false,
@@ -268,7 +369,7 @@ impl Case<'_> {
         known_for: Duration,
     ) -> DecisionKind {
         let kept = DecisionKind::Keep(current.clone());
-        let windows = match self.best(state, false) {
+        let windows = match self.best(self.candidates, state, false) {
             Ok(windows) => windows,
             Err(ask @ DecisionKind::Ask(_)) => return ask,
             Err(_) => return kept,
@@ -282,11 +383,14 @@ impl Case<'_> {
             measured.token_microseconds.min(planned)
         });
         let new = new.token_microseconds;
-        let faster = new * 100 < old * WORTH_PERCENT;
-        if !faster || known_for <= SETTLE {
+        if !is_much_faster(new, old) || known_for <= SETTLE {
             return kept;
         }
-        match self.spec(windows) {
+        // Nor does it take the room that is meant for another Model.
+        if priority::comes_first(self.world).is_some() {
+            return kept;
+        }
+        match self.spec(windows, &self.world.others) {
             // A working ring does not end early to make room for a faster one.
             Ok(spec) if self.fits_beside(&spec) => DecisionKind::New {
                 spec: Box::new(spec),
@@ -309,11 +413,15 @@ impl Case<'_> {
         if only_leaves && self.resolved.source.local_path().is_none() {
             return DecisionKind::Keep(current.clone());
         }
-        let windows = match broken {
-            Broken::Moved(_) => Ok(PlannedWindows::kept(current)),
-            Broken::Changed(_) | Broken::Leaving(_) => self.best(state, true),
+        let others = &self.world.others;
+        let spec = match broken {
+            Broken::Moved(_) => self.spec(PlannedWindows::kept(current), others),
+            Broken::Leaving(_) => self
+                .best(self.candidates, state, true)
+                .and_then(|windows| self.spec(windows, others)),
+            Broken::Changed(_) => self.next_plan(state, true),
         };
-        let spec = match windows.and_then(|windows| self.spec(windows)) {
+        let spec = match spec {
             Ok(spec) => spec,
             Err(ask @ DecisionKind::Ask(_)) => return ask,
             // The agent that ends is soon followed by another, most often.
@@ -335,38 +443,70 @@ impl Case<'_> {
         }
     }
 
-    /// The best ring now; else why there is none, or what the planner is to be asked.
-    fn best(&self, state: &State, urgent: bool) -> Result<PlannedWindows, DecisionKind> {
-        let does_not_fit = |message| DecisionKind::Impossible {
+    /// The plan of a ring that is needed; else which room it waits for, why there is none, or what the planner is to be asked.
+    fn next_plan(&self, state: &State, urgent: bool) -> Result<RingPlanSpec, DecisionKind> {
+        let world = self.world;
+        let beside = match self.best(self.candidates, state, urgent) {
+            Err(kind) if !matches!(kind, DecisionKind::NoRoom { .. }) => return Err(kind),
+            beside => beside,
+        };
+        let in_the_way = self.in_the_way(beside.as_ref().ok(), state, urgent)?;
+        let planned = match in_the_way.is_empty() {
+            true => Some(self.spec(beside?, &world.others)?),
+            false => None,
+        };
+        if let Some(first) = priority::comes_first(world) {
+            return Err(priority::awaits_plan_of(world, first));
+        }
+        planned.ok_or_else(|| priority::awaits_end_of(world, &in_the_way))
+    }
+
+    /// The best ring of these machines; else why there is none, or what the planner is to be asked.
+    fn best(
+        &self,
+        candidates: &Candidates,
+        state: &State,
+        urgent: bool,
+    ) -> Result<PlannedWindows, DecisionKind> {
+        let world = self.world;
+        if let Some(message) = quota::priority_refusal(&world.quotas, world.model.spec.priority) {
+            return Err(over_quota(message));
+        }
+        let does_not_fit = |message| DecisionKind::NoRoom {
             reason: "DoesNotFit",
             message,
+            awaits: AwaitedRoom::Any,
         };
-        if let Some(name) = &self.world.model.spec.rank0
-            && self.candidates.profile(name).is_none()
+        if let Some(name) = &world.model.spec.rank0
+            && candidates.profile(name).is_none()
         {
-            let why = self.candidates.why_out(name);
+            let why = candidates.why_out(name);
             let why = why.unwrap_or("there is no NodeProfile of that name");
             return Err(does_not_fit(format!("spec.rank0 is {name}, but {why}")));
         }
         let context_length = self.skeleton.context_length;
         let question = Question::new(
-            &self.world.model,
+            &world.model,
             self.resolved,
-            self.candidates,
+            candidates,
             context_length,
             urgent,
         );
-        match &state.answer {
-            Some(answer) if answer.fingerprint == question.fingerprint => match &answer.plan {
+        match state.answer_to(&question.fingerprint) {
+            Some(answer) => match &answer.plan {
                 Ok(plan) => Ok(PlannedWindows::planned(plan)),
                 Err(message) => Err(does_not_fit(message.clone())),
             },
-            _ => Err(DecisionKind::Ask(Box::new(question))),
+            None => Err(DecisionKind::Ask(Box::new(question))),
         }
     }
 
-    /// The next plan, with ports that no other has, if its namespace may take that much.
-    fn spec(&self, windows: PlannedWindows) -> Result<RingPlanSpec, DecisionKind> {
+    /// The next plan, with ports that no other has, if its namespace may take that much beside these plans of other Models.
+    fn spec(
+        &self,
+        windows: PlannedWindows,
+        others: &[Arc<RingPlan>],
+    ) -> Result<RingPlanSpec, DecisionKind> {
         let PlannedWindows {
             rounds,
             mut members,
@@ -398,12 +538,9 @@ impl Case<'_> {
         };
         let world = self.world;
         let namespace = world.model.namespace().unwrap_or_default();
-        match quota::refusal(&world.quotas, &namespace, &spec, &world.others) {
+        match quota::refusal(&world.quotas, &namespace, &spec, others) {
             None => Ok(spec),
-            Some(message) => Err(DecisionKind::Impossible {
-                reason: "OverQuota",
-                message,
-            }),
+            Some(message) => Err(over_quota(message)),
         }
     }
 
@@ -414,6 +551,18 @@ impl Case<'_> {
             self.candidates,
             &self.resolved.profile,
         )
+    }
+}
+
+/// Microseconds of a token.
+fn is_much_faster(new: i64, old: i64) -> bool {
+    new * 100 < old * WORTH_PERCENT
+}
+
+fn over_quota(message: String) -> DecisionKind {
+    DecisionKind::Impossible {
+        reason: "OverQuota",
+        message,
     }
 }
 
@@ -485,16 +634,17 @@ fn out_of_ring(
     kind: &DecisionKind,
     world: &World,
     candidates: &Candidates,
-    state: &State,
+    answer: Option<&Answer>,
 ) -> Vec<NodeShare> {
     let current = world.current().map(|plan| &plan.spec.members[..]);
     let (members, runs) = match kind {
         DecisionKind::Keep(plan) => (&plan.spec.members[..], true),
         DecisionKind::Ask(_) => (current.unwrap_or_default(), current.is_some()),
         DecisionKind::New { spec, .. } => (&spec.members[..], false),
-        DecisionKind::Released { .. } | DecisionKind::Impossible { .. } => (&[][..], false),
+        DecisionKind::Released { .. }
+        | DecisionKind::Impossible { .. }
+        | DecisionKind::NoRoom { .. } => (&[][..], false),
     };
-    let answer = state.answer.as_ref();
     let planned = answer.and_then(|answer| answer.plan.as_ref().ok());
     let idle = candidates.profiles.iter().map(|profile| {
         let name = profile.name_any();

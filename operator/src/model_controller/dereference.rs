@@ -7,10 +7,11 @@ use kube::ResourceExt;
 use prima_crds::v1alpha1::model::Model;
 use prima_crds::v1alpha1::ring_plan::RingPlan;
 
-use super::Context;
 use super::api_keys::KnownApiKeys;
 use super::reached::{NotReady, Unready};
 use super::resolve::Resolution;
+use super::standing::{SeenRoom, Standing};
+use super::{Context, quota};
 use crate::cluster::world::Machine;
 
 /// Everything that a decision depends on.
@@ -22,11 +23,22 @@ pub struct World {
     pub plans: Vec<Arc<RingPlan>>,
     /// Other Models' plans; machines have promised memory to them.
     pub others: Vec<Arc<RingPlan>>,
+    /// All other Models.
+    pub models: Vec<OtherModel>,
     /// Of the Model's namespace.
     pub quotas: Vec<Arc<ResourceQuota>>,
     pub api_keys: KnownApiKeys,
     /// Plans to whose ring no client is to be sent, whatever agents say, and why.
     pub unready: Arc<Unready>,
+}
+
+/// What the decision about one Model has to know of another.
+pub struct OtherModel {
+    pub model: Arc<Model>,
+    /// What its priority counts as.
+    pub priority: i32,
+    /// `None`: this operator has not decided about it yet.
+    pub standing: Option<Standing>,
 }
 
 impl World {
@@ -40,15 +52,23 @@ impl World {
         let plans = context.stores.plans().into_iter();
         let (mut plans, others): (Vec<_>, Vec<_>) = plans.partition(|plan| is_of(plan, model));
         plans.sort_by_key(|plan| plan.spec.generation);
+        let models = context.models.state().into_iter();
+        let models = models.filter(|other| {
+            other.uid() != model.uid() && other.metadata.deletion_timestamp.is_none()
+        });
+        let models = models.map(|other| OtherModel {
+            priority: quota::priority(&other, &quotas_of(&other, context)),
+            standing: context.standings.of(&other.uid().unwrap_or_default()),
+            model: other,
+        });
         Self {
             model: model.clone(),
             resolution,
             machines: context.stores.machines(),
             plans,
             others,
-            quotas: context
-                .stores
-                .quotas(&model.namespace().unwrap_or_default()),
+            models: models.collect(),
+            quotas: quotas_of(model, context),
             api_keys,
             unready: context.reached.unready(),
         }
@@ -63,6 +83,35 @@ impl World {
     pub fn current(&self) -> Option<&Arc<RingPlan>> {
         self.plans.last()
     }
+
+    /// What the Model's priority counts as.
+    pub fn priority(&self) -> i32 {
+        quota::priority(&self.model, &self.quotas)
+    }
+
+    /// What there is to be planned with.
+    pub fn room(&self) -> SeenRoom {
+        SeenRoom::new(&self.machines, self.plans.iter().chain(&self.others))
+    }
+
+    /// The plans of another Model.
+    pub fn plans_of(&self, other: &OtherModel) -> impl Iterator<Item = &Arc<RingPlan>> {
+        let plans = self.others.iter();
+        plans.filter(move |plan| is_of(plan, &other.model))
+    }
+
+    /// Other Models' plans, without those of these.
+    pub fn others_without(&self, gone: &[&OtherModel]) -> Vec<Arc<RingPlan>> {
+        let goes = |plan: &RingPlan| gone.iter().any(|other| is_of(plan, &other.model));
+        let others = self.others.iter();
+        others.filter(|plan| !goes(plan)).cloned().collect()
+    }
+}
+
+/// Of the Model's namespace.
+fn quotas_of(model: &Model, context: &Context) -> Vec<Arc<ResourceQuota>> {
+    let namespace = model.namespace().unwrap_or_default();
+    context.stores.quotas(&namespace)
 }
 
 /// Whether the plan was made for this Model.

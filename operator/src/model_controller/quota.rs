@@ -1,6 +1,9 @@
 //! How much of the machines a namespace's Models may take: what the cluster's administrators allow in a ResourceQuota there. How many Models
 //! (`count/models.prima.dev`) is the API server's to count; memory and requests are counted here, when a ring is planned. A ring that runs goes
 //! on if less is allowed later, as pods do. Of each Model its newest ring counts, so that none is refused because another one is being replaced.
+//!
+//! The highest priority that Models there may have is bounded, too. That is no sum, and it bounds what rings count as that run already: else an
+//! edit of a Model would keep others from its machines.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,6 +11,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::ResourceQuota;
 use kube::ResourceExt;
 use prima_crds::quantity::{Quantity, QuantityError, rounded};
+use prima_crds::v1alpha1::model::Model;
 use prima_crds::v1alpha1::ring_plan::{RingPlan, RingPlanSpec};
 
 /// What is counted.
@@ -31,6 +35,30 @@ const COUNTED: [Counted; 2] = [
         shown: |count| count.to_string(),
     },
 ];
+
+/// The highest priority, in a quota's `spec.hard`. It is no less than 0, as the API server takes no negative quantity there.
+const PRIORITY: &str = "prima.dev/priority";
+
+/// Why a Model of this priority gets no ring in a namespace, if so.
+pub fn priority_refusal(quotas: &[Arc<ResourceQuota>], priority: i32) -> Option<String> {
+    quotas.iter().find_map(|quota| match allowed(quota, PRIORITY)? {
+        Ok(highest) if i128::from(priority) > i128::from(highest) => Some(format!(
+            "{}: Models of the namespace may have a priority of {highest} at most, and this one has {priority}",
+            named(quota, PRIORITY)
+        )),
+        Ok(_) => None,
+        Err(problem) => Some(problem),
+    })
+}
+
+/// What a Model's priority counts as: no more than the quotas of its namespace allow.
+pub fn priority(model: &Model, quotas: &[Arc<ResourceQuota>]) -> i32 {
+    let highest = quotas
+        .iter()
+        .filter_map(|quota| allowed(quota, PRIORITY)?.ok());
+    let highest = highest.map(|highest| i32::try_from(highest).unwrap_or(i32::MAX));
+    highest.fold(model.spec.priority, i32::min)
+}
 
 /// Why a ring may not run in a namespace, beside those of other Models, if it may not. `others`: of all namespaces.
 pub fn refusal(
@@ -66,23 +94,34 @@ fn refused_by<'a>(
         of_ring,
         shown,
     } = counted;
-    let hard = quota.spec.as_ref()?.hard.as_ref()?.get(*resource)?;
-    let of = format!("ResourceQuota {}, {resource}", quota.name_any());
-    let Some(hard) = number(&hard.0) else {
-        let found = &hard.0;
-        return Some(format!(
-            "{of}: expected a number such as 16 or 8Gi, found {found}"
-        ));
+    let hard = match allowed(quota, resource)? {
+        Ok(hard) => hard,
+        Err(problem) => return Some(problem),
     };
     let own = of_ring(spec);
     let taken: u64 = others.map(|spec| of_ring(spec)).sum();
     let over = taken.saturating_add(own).saturating_sub(hard);
     (over > 0).then(|| {
+        let of = named(quota, resource);
         let [hard, taken, own, over] = [hard, taken, own, over].map(shown);
         format!(
             "{of}: the namespace may take {hard}, its other Models take {taken}, and this one would take {own}, which is {over} too much"
         )
     })
+}
+
+/// What a quota allows of a resource, if it says anything of it; or what is wrong with that.
+fn allowed(quota: &ResourceQuota, resource: &str) -> Option<Result<u64, String>> {
+    let hard = &quota.spec.as_ref()?.hard.as_ref()?.get(resource)?.0;
+    Some(number(hard).ok_or_else(|| {
+        let of = named(quota, resource);
+        format!("{of}: expected a number such as 16 or 8Gi, found {hard}")
+    }))
+}
+
+/// For people.
+fn named(quota: &ResourceQuota, resource: &str) -> String {
+    format!("ResourceQuota {}, {resource}", quota.name_any())
 }
 
 /// A quantity as the API server keeps it: also in thousandths, and with exponents or units for more than any machine has.
@@ -196,6 +235,44 @@ mod tests {
             message.ends_with("take 4, which is 1 too much"),
             "{message}"
         );
+    }
+
+    #[test]
+    fn the_highest_priority_is_bounded_and_a_higher_one_counts_as_that() {
+        let (mut model, _) = crate::model_controller::test_world::model();
+        for (hard, own, counts, refused) in [
+            ("5", 5, 5, false),
+            ("5", 6, 5, true),
+            ("0", 1, 0, true),
+            ("0", 0, 0, false),
+            ("0", -7, -7, false),
+            ("1k", 1000, 1000, false),
+            ("1500m", 2, 1, true),
+            ("1E", 1000, 1000, false),
+        ] {
+            let quotas = quota("prima.dev/priority", hard);
+            model.spec.priority = own;
+            assert_eq!(priority(&model, &quotas), counts, "{hard} {own}");
+            let found = priority_refusal(&quotas, own);
+            assert_eq!(found.is_some(), refused, "{hard} {own}: {found:?}");
+        }
+        assert_eq!(
+            priority_refusal(&quota("prima.dev/priority", "5"), 10).unwrap(),
+            "ResourceQuota home, prima.dev/priority: Models of the namespace may have a priority of 5 at most, and this one has 10"
+        );
+        // Of several, the lowest counts.
+        let both = [
+            quota("prima.dev/priority", "5"),
+            quota("prima.dev/priority", "3"),
+        ]
+        .concat();
+        model.spec.priority = 4;
+        assert_eq!(priority(&model, &both), 3);
+        assert!(priority_refusal(&both, 4).is_some());
+        // What the API server would not let through.
+        let negative = quota("prima.dev/priority", "-1");
+        assert!(priority_refusal(&negative, 0).unwrap().contains("found -1"));
+        assert_eq!(priority(&model, &quota("pods", "0")), 4);
     }
 
     #[test]

@@ -162,6 +162,7 @@ pub fn world(machines: &[Machine], plans: &[Arc<RingPlan>]) -> World {
         machines: machines.to_vec(),
         plans: plans.to_vec(),
         others: Vec::new(),
+        models: Vec::new(),
         quotas: Vec::new(),
         api_keys: KnownApiKeys::NotAsked,
         unready: Arc::default(),

@@ -54,6 +54,30 @@ pub fn fits_beside(
     })
 }
 
+/// Whether a ring that was planned with machines as in `more` also has the memory where other Models' rings leave it `less`.
+pub fn fits_in_less(
+    members: &[RingMember],
+    less: &Candidates,
+    more: &Candidates,
+    model: &ModelProfileSpec,
+) -> bool {
+    members.iter().all(|member| {
+        let left = |candidates: &Candidates| {
+            let profile = candidates.profile(&member.name)?;
+            let status = profile.status.as_ref()?;
+            let memory = profile.spec.left_to_ring(status, model);
+            Some((memory, status.own_gpu_bytes(model).unwrap_or(0)))
+        };
+        let less = left(less);
+        // One that reads weights from disk was promised more than there is, and has all of it.
+        less == left(more)
+            || less.is_some_and(|(memory, gpu)| {
+                member.memory_bytes.unwrap_or(0) <= memory
+                    && member.gpu_memory_bytes.unwrap_or(0) <= gpu
+            })
+    })
+}
+
 fn layers(member: &RingMember) -> HashSet<i32> {
     let windows = member.windows.iter();
     windows

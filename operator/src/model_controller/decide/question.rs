@@ -83,7 +83,7 @@ impl Question {
 }
 
 /// Memory counts in steps of a twentieth, links in steps of a quarter, how many experts are missed in steps of a tenth.
-fn fingerprint(model: &Model, resolved: &ResolvedModel, candidates: &Candidates) -> String {
+pub fn fingerprint(model: &Model, resolved: &ResolvedModel, candidates: &Candidates) -> String {
     let steps = |value: i64| (value.max(1) as f64).log(1.25).round() as i64;
     let machines = candidates.profiles.iter().map(|profile| {
         let status = profile.status.as_ref();

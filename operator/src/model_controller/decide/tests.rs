@@ -46,12 +46,12 @@ fn reported(state: MemberState, message: &str) -> Arc<RingPlan> {
 }
 
 /// Decides, and asks the planner as often as that takes.
-fn decided_with(world: &World, state: &mut State, now: Instant) -> Decision {
+pub(super) fn decided_with(world: &World, state: &mut State, now: Instant) -> Decision {
     loop {
         let (decision, next) = decide(world, state, now);
         *state = next;
         match decision.kind {
-            DecisionKind::Ask(question) => state.answer = Some(question.answer()),
+            DecisionKind::Ask(question) => state.learn(question.answer()),
             _ => return decision,
         }
     }
@@ -76,9 +76,12 @@ pub(super) fn written(decision: Decision) -> Arc<RingPlan> {
     Arc::new(RingPlan::new("m-1", *spec))
 }
 
-fn impossible(decision: &Decision) -> (&str, &str) {
+pub(super) fn impossible(decision: &Decision) -> (&str, &str) {
     match &decision.kind {
-        DecisionKind::Impossible { reason, message } => (reason, message),
+        DecisionKind::Impossible { reason, message }
+        | DecisionKind::NoRoom {
+            reason, message, ..
+        } => (reason, message),
         _ => panic!("it is possible"),
     }
 }
@@ -628,7 +631,7 @@ fn a_broken_ring_goes_on_until_the_planner_answers() {
         panic!("nobody is asked");
     };
     assert!(!question.urgent);
-    assert!(state.answer.is_none());
+    assert!(state.answers.is_empty());
 
     let mut plan = RingPlan::clone(&written(decided(&first)));
     plan.spec.context_length += 1;
@@ -814,7 +817,7 @@ fn a_machine_that_the_planner_leaves_out_says_why() {
     let there = world(&[machine("desk"), pi4], &[]);
     let mut state = State::default();
     let decision = decided_with(&there, &mut state, Instant::now());
-    let plan = state.answer.unwrap().plan.unwrap();
+    let plan = state.answers.pop().unwrap().plan.unwrap();
     let [left_out] = plan.report.left_out.as_slice() else {
         panic!("both are needed");
     };

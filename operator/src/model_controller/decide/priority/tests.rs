@@ -1,0 +1,390 @@
+//! Which rings end for whom, that none ends in vain, and that they come back.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference, Time};
+use k8s_openapi::jiff::Timestamp;
+use prima_crds::v1alpha1::model::ModelStatus;
+use prima_crds::v1alpha1::ring_plan::RingPlan;
+use serde_json::json;
+
+use super::super::Decision;
+use super::super::tests::{decided, decided_with, impossible, written};
+use super::*;
+use crate::cluster::world::Machine;
+use crate::model_controller::test_world::{GIB, machine, model, profile, ring, world};
+
+const DISPLACED_BY_BIG: &str = "its memory goes to big (priority 10), and its own priority is 0; it is planned again when there is room";
+
+/// 12 GiB of memory, and no disk to rely on: what does not fit does not run.
+fn without_disk(name: &str) -> Machine {
+    let mut machine = machine(name);
+    profile(&mut machine).spec.disk_allowed = Some(false);
+    machine
+}
+
+/// The world of a Model of this priority, which takes 8 GiB and a little.
+fn world_of(priority: i32, machines: &[Machine]) -> World {
+    let mut there = world(machines, &[]);
+    let own = own(&mut there);
+    own.metadata.uid = Some("m".to_owned());
+    own.spec.priority = priority;
+    there
+}
+
+fn own(there: &mut World) -> &mut Model {
+    Arc::get_mut(&mut there.model).unwrap()
+}
+
+/// Adds a Model of this name, and uid, which was made in this second.
+fn add_model(
+    there: &mut World,
+    name: &str,
+    (priority, second): (i32, i64),
+    standing: Option<Standing>,
+) {
+    let (mut other, _) = model();
+    other.metadata.name = Some(name.to_owned());
+    other.metadata.uid = Some(name.to_owned());
+    other.metadata.creation_timestamp = Some(Time(Timestamp::from_second(second).unwrap()));
+    other.spec.priority = priority;
+    there.models.push(OtherModel {
+        model: Arc::new(other),
+        priority,
+        standing,
+    });
+}
+
+/// Gives it a ring, with so many bytes of this machine.
+fn add_ring(there: &mut World, name: &str, machine: &str, bytes: i64) {
+    let mut plan = RingPlan::clone(&ring(&[(0, 8)], bytes, 0));
+    plan.spec.members[0].name = machine.to_owned();
+    there.others.push(owned(plan, name));
+}
+
+fn owned(mut plan: RingPlan, name: &str) -> Arc<RingPlan> {
+    plan.metadata.uid = Some(format!("{name}-1"));
+    plan.metadata.owner_references = Some(vec![OwnerReference {
+        name: name.to_owned(),
+        uid: name.to_owned(),
+        ..OwnerReference::default()
+    }]);
+    Arc::new(plan)
+}
+
+fn is_owned_by(plan: &RingPlan, name: &str) -> bool {
+    plan.owner_references()[0].name == name
+}
+
+fn end(there: &mut World, name: &str) {
+    there.others.retain(|plan| !is_owned_by(plan, name));
+}
+
+fn waits(there: &World, displaces: &[&str]) -> Standing {
+    Standing::Waits {
+        seen: there.room(),
+        displaces: displaces.iter().map(|uid| (*uid).to_owned()).collect(),
+    }
+}
+
+/// Whom a decision concerns, by name.
+fn concerned(decision: &Decision) -> Vec<String> {
+    let models = decision.concerns().iter();
+    models.map(|model| model.name_any()).collect()
+}
+
+fn is_new(decision: &Decision) -> bool {
+    matches!(decision.kind, DecisionKind::New { .. })
+}
+
+#[test]
+fn as_few_rings_as_will_do_end_and_those_of_the_lowest_priority() {
+    let mut there = world_of(10, &[without_disk("desk")]);
+    for (name, priority, second, machine) in [
+        ("third", 5, 1, "desk"),
+        ("second", 0, 1, "desk"),
+        ("first", 0, 2, "desk"),
+        ("lost", -5, 1, "a machine that is gone"),
+    ] {
+        add_model(&mut there, name, (priority, second), None);
+        add_ring(&mut there, name, machine, 2 * GIB);
+    }
+    let decision = decided(&there);
+    let said =
+        "waits until first (priority 0), second (priority 0) have ended, to take their memory";
+    assert_eq!(impossible(&decision), ("AwaitingRoom", said));
+    assert_eq!(concerned(&decision), ["first", "second"]);
+    assert!(decision.awaits());
+    let standing = decision.standing(&there);
+    assert_eq!(standing, waits(&there, &["first", "second"]));
+
+    // When one has ended, it still takes the same other.
+    end(&mut there, "first");
+    let said = "waits until second (priority 0) has ended, to take its memory";
+    assert_eq!(impossible(&decided(&there)), ("AwaitingRoom", said));
+    end(&mut there, "second");
+    let decision = decided(&there);
+    assert!(is_new(&decision));
+    assert_eq!(decision.standing(&there), Standing::Content);
+}
+
+#[test]
+fn a_small_ring_does_not_end_where_a_large_one_has_to() {
+    let mut there = world_of(10, &[without_disk("desk")]);
+    for (name, second, bytes) in [("small", 2, GIB), ("large", 1, 6 * GIB)] {
+        add_model(&mut there, name, (0, second), None);
+        add_ring(&mut there, name, "desk", bytes);
+    }
+    assert_eq!(concerned(&decided(&there)), ["large"]);
+}
+
+#[test]
+fn nothing_ends_for_an_equal_or_in_vain() {
+    let desk = [without_disk("desk")];
+    let nobody_ends = |there: &World| {
+        let decision = decided(there);
+        assert_eq!(impossible(&decision).0, "DoesNotFit");
+        assert_eq!(decision.standing(there), waits(there, &[]));
+        assert!(!decision.awaits());
+    };
+    let mut there = world_of(0, &desk);
+    add_model(&mut there, "equal", (0, 1), None);
+    add_ring(&mut there, "equal", "desk", 6 * GIB);
+    nobody_ends(&there);
+
+    let mut there = world_of(10, &desk);
+    for (name, priority, bytes) in [("low", 0, 2 * GIB), ("high", 20, 6 * GIB)] {
+        add_model(&mut there, name, (priority, 1), Some(Standing::Content));
+        add_ring(&mut there, name, "desk", bytes);
+    }
+    nobody_ends(&there);
+
+    // A plan whose Model is gone will soon go, too, and nobody else can end it.
+    let mut there = world_of(10, &desk);
+    add_ring(&mut there, "deleted", "desk", 6 * GIB);
+    nobody_ends(&there);
+
+    // Nor for a ring that its namespace may not have.
+    let mut there = world_of(10, &desk);
+    add_model(&mut there, "low", (0, 1), None);
+    add_ring(&mut there, "low", "desk", 6 * GIB);
+    own(&mut there).metadata.namespace = Some("kids".to_owned());
+    let quota =
+        json!({"metadata": {"name": "home"}, "spec": {"hard": {"prima.dev/memory": "1Gi"}}});
+    there.quotas = vec![Arc::new(serde_json::from_value(quota).unwrap())];
+    let decision = decided(&there);
+    assert_eq!(impossible(&decision).0, "OverQuota");
+    assert_eq!(decision.standing(&there), Standing::Content);
+}
+
+#[test]
+fn a_ring_that_works_displaces_nobody_and_one_that_is_broken_does() {
+    let desk = [without_disk("desk")];
+    let plan = written(decided(&world_of(10, &desk)));
+    let mut there = world_of(10, &desk);
+    there.plans = vec![plan];
+    add_model(&mut there, "low", (0, 1), None);
+    add_ring(&mut there, "low", "desk", 6 * GIB);
+    assert!(matches!(decided(&there).kind, DecisionKind::Keep(_)));
+    own(&mut there).spec.context_length = Some(128);
+    let decision = decided(&there);
+    assert_eq!(impossible(&decision).0, "AwaitingRoom");
+    assert_eq!(concerned(&decision), ["low"]);
+    // Another priority alone is no other plan.
+    own(&mut there).spec.context_length = None;
+    own(&mut there).spec.priority = 11;
+    assert!(matches!(decided(&there).kind, DecisionKind::Keep(_)));
+}
+
+#[test]
+fn weights_that_would_be_read_from_disk_need_room_if_that_is_much_slower() {
+    let decided_beside = |priority: i32, available: i64, taken: i64| {
+        let mut desk = machine("desk");
+        let status = profile(&mut desk).status.as_mut().unwrap();
+        status.memory.available_bytes = available;
+        let mut there = world_of(10, &[desk]);
+        add_model(&mut there, "other", (priority, 1), None);
+        add_ring(&mut there, "other", "desk", taken);
+        decided(&there)
+    };
+    let decision = decided_beside(0, 12 * GIB, 6 * GIB);
+    assert_eq!(impossible(&decision).0, "AwaitingRoom");
+    assert!(is_new(&decided_beside(10, 12 * GIB, 6 * GIB)));
+    // It would be read anyway.
+    assert!(is_new(&decided_beside(0, 6 * GIB, 3 * GIB / 10)));
+}
+
+#[test]
+fn a_displaced_model_says_so_and_comes_back_when_there_is_room() {
+    let (mut state, now) = (State::default(), Instant::now());
+    let mut there = world_of(0, &[without_disk("desk")]);
+    there.plans = vec![written(decided_with(&there, &mut state, now))];
+    let standing = waits(&there, &["m"]);
+    add_model(&mut there, "big", (10, 1), Some(standing));
+    let DecisionKind::Released { reason, message } = decided_with(&there, &mut state, now).kind
+    else {
+        panic!("its ring goes on");
+    };
+    assert_eq!((reason, &message[..]), (DISPLACED, DISPLACED_BY_BIG));
+
+    // It does not come back into the room that the other one waits for.
+    there.plans.clear();
+    let decision = decided_with(&there, &mut state, now);
+    assert_eq!(impossible(&decision), (DISPLACED, DISPLACED_BY_BIG));
+    assert_eq!(concerned(&decision), ["big"]);
+    assert_eq!(decision.standing(&there), Standing::Undecided);
+
+    there.models[0].standing = Some(Standing::Content);
+    add_ring(&mut there, "big", "desk", 9 * GIB);
+    let decision = decided_with(&there, &mut state, now);
+    assert_eq!(impossible(&decision), (DISPLACED, DISPLACED_BY_BIG));
+    assert_eq!(concerned(&decision), [""; 0]);
+
+    // An operator that has just begun knows by what was said.
+    assert_eq!(impossible(&decided(&there)).0, "DoesNotFit");
+    let said = Condition {
+        type_: "Planned".to_owned(),
+        status: "False".to_owned(),
+        reason: DISPLACED.to_owned(),
+        message: String::new(),
+        last_transition_time: Time(Timestamp::UNIX_EPOCH),
+        observed_generation: None,
+    };
+    own(&mut there).status = Some(ModelStatus {
+        conditions: vec![said],
+        ..ModelStatus::default()
+    });
+    there.models[0].standing = None;
+    assert_eq!(impossible(&decided(&there)), (DISPLACED, DISPLACED_BY_BIG));
+
+    // It takes what room there is beside the other.
+    there.machines.push(without_disk("pi4"));
+    let plan = written(decided(&there));
+    let mut members = plan.spec.members.iter();
+    assert!(members.any(|member| member.name == "pi4"));
+    // Or its own again, once the other has none.
+    there.machines.pop();
+    end(&mut there, "big");
+    let other = &mut there.models[0].model;
+    Arc::make_mut(other).spec.suspend = true;
+    assert!(is_new(&decided_with(&there, &mut state, now)));
+}
+
+#[test]
+fn room_that_becomes_free_is_offered_to_higher_priorities_first() {
+    let mut there = world_of(0, &[without_disk("desk")]);
+    add_model(&mut there, "highest", (20, 1), Some(Standing::Content));
+    add_ring(&mut there, "highest", "desk", 9 * GIB);
+    let standing = waits(&there, &[]);
+    add_model(&mut there, "high", (10, 1), Some(standing));
+    assert_eq!(impossible(&decided(&there)).0, "DoesNotFit");
+
+    end(&mut there, "highest");
+    there.models.remove(0);
+    let waits_for_high = |there: &World| {
+        let decision = decided(there);
+        let said = ("AwaitingRoom", "high (priority 10) is planned first");
+        assert_eq!(impossible(&decision), said);
+        assert_eq!(concerned(&decision), ["high"]);
+        assert_eq!(decision.standing(there), Standing::Undecided);
+    };
+    waits_for_high(&there);
+    there.models[0].standing = Some(Standing::Undecided);
+    waits_for_high(&there);
+    // As after a restart in the middle.
+    there.models[0].standing = None;
+    waits_for_high(&there);
+    there.models[0].standing = Some(waits(&there, &["somebody"]));
+    waits_for_high(&there);
+    // It was looked at again, and what there is does not do for it.
+    there.models[0].standing = Some(waits(&there, &[]));
+    assert!(is_new(&decided(&there)));
+    for (priority, suspend) in [(0, false), (10, true)] {
+        let other = &mut there.models[0];
+        other.standing = Some(Standing::Undecided);
+        other.priority = priority;
+        Arc::make_mut(&mut other.model).spec.suspend = suspend;
+        assert!(is_new(&decided(&there)), "{priority}");
+    }
+}
+
+#[test]
+fn a_quota_bounds_priorities_and_what_a_ring_counts_as() {
+    let mut there = world_of(10, &[without_disk("desk")]);
+    add_model(&mut there, "low", (7, 1), None);
+    add_ring(&mut there, "low", "desk", 3 * GIB);
+    let plan = written(decided(&there));
+    let quota =
+        json!({"metadata": {"name": "home"}, "spec": {"hard": {"prima.dev/priority": "5"}}});
+    there.quotas = vec![Arc::new(serde_json::from_value(quota).unwrap())];
+    let decision = decided(&there);
+    let said = "ResourceQuota home, prima.dev/priority: Models of the namespace may have a priority of 5 at most, and this one has 10";
+    assert_eq!(impossible(&decision), ("OverQuota", said));
+    // One that runs goes on, and ends for whoever has more than it may have.
+    there.plans = vec![plan];
+    assert!(matches!(decided(&there).kind, DecisionKind::Keep(_)));
+    there.models[0].standing = Some(waits(&there, &["m"]));
+    let DecisionKind::Released { reason, message } = decided(&there).kind else {
+        panic!("its ring goes on");
+    };
+    assert_eq!(reason, DISPLACED);
+    let said = "goes to low (priority 7), and its own priority is 5";
+    assert!(message.contains(said), "{message}");
+}
+
+#[test]
+fn models_of_other_namespaces_are_not_named() {
+    let mut there = world_of(10, &[without_disk("desk")]);
+    own(&mut there).metadata.namespace = Some("kids".to_owned());
+    add_model(&mut there, "secret", (0, 1), None);
+    add_ring(&mut there, "secret", "desk", 6 * GIB);
+    let said =
+        "waits until a Model of another namespace (priority 0) has ended, to take its memory";
+    assert_eq!(impossible(&decided(&there)), ("AwaitingRoom", said));
+}
+
+#[test]
+fn whoever_decides_when_it_ends_the_same_and_no_ring_ends_twice() {
+    let desk = [without_disk("desk")];
+    let now = Instant::now();
+    for order in ["lhhlhllh", "lhlhlhlh", "hhllhhll", "llhlhlhl", "lhllhhll"] {
+        let mut states: BTreeMap<&str, State> = BTreeMap::new();
+        let mut standings: BTreeMap<&str, Standing> = BTreeMap::new();
+        let mut plans: Vec<Arc<RingPlan>> = Vec::new();
+        let mut ended = Vec::new();
+        for turn in order.chars() {
+            let (priority, name, other) = match turn {
+                'l' => (0, "low", ("high", 10)),
+                _ => (10, "high", ("low", 0)),
+            };
+            let mut there = world_of(priority, &desk);
+            own(&mut there).metadata.uid = Some(name.to_owned());
+            let standing = standings.get(other.0).cloned();
+            add_model(&mut there, other.0, (other.1, 1), standing);
+            let all = plans.iter().cloned();
+            let (of_own, others): (Vec<_>, Vec<_>) = all.partition(|plan| is_owned_by(plan, name));
+            (there.plans, there.others) = (of_own, others);
+            let decision = decided_with(&there, states.entry(name).or_default(), now);
+            standings.insert(name, decision.standing(&there));
+            match decision.kind {
+                DecisionKind::Released { .. } => {
+                    plans.retain(|plan| !is_owned_by(plan, name));
+                    ended.push(name);
+                }
+                DecisionKind::New { spec, .. } => {
+                    plans.push(owned(RingPlan::new("plan", *spec), name));
+                }
+                _ => {}
+            }
+        }
+        let [plan] = plans.as_slice() else {
+            panic!("{order}: {} plans", plans.len());
+        };
+        assert!(is_owned_by(plan, "high"), "{order}");
+        let begun_by_low = order.starts_with('l');
+        let expected: &[&str] = if begun_by_low { &["low"] } else { &[] };
+        assert_eq!(ended, expected, "{order}");
+    }
+}
