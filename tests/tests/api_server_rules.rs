@@ -31,6 +31,7 @@ fn every_rule_of_a_model_takes_the_good_and_refuses_the_bad() {
             "speculation": {"draft": {"huggingFace": {"repo": "Qwen/Qwen2.5-0.5B-Instruct-GGUF", "file": "qwen2.5-0.5b.gguf"}}},
             "service": {"type": "LoadBalancer", "port": 8080, "annotations": {"example.com/pool": "home"}},
             "serviceType": "NodePort",
+            "priority": 1000,
             "suspend": true,
         },
     });
@@ -186,6 +187,16 @@ fn every_rule_of_a_model_takes_the_good_and_refuses_the_bad() {
             "a service type",
             |m| m["spec"]["serviceType"] = json!("ExternalName"),
             "spec.serviceType",
+        ),
+        (
+            "a priority that is too high",
+            |m| m["spec"]["priority"] = json!(1001),
+            "spec.priority",
+        ),
+        (
+            "a priority that is too low",
+            |m| m["spec"]["priority"] = json!(-1001),
+            "spec.priority",
         ),
         (
             "a key's empty name",
