@@ -11,6 +11,7 @@ use std::fs;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 
 use tempfile::TempDir;
 
@@ -40,7 +41,7 @@ const SERVICE_NETWORK: &str = "10.96.0.0/16";
 pub struct ApiServer {
     // Dropped in this order: first the clients, then the servers, last the files of all.
     components: Vec<Service>,
-    server: Option<Service>,
+    server: Mutex<Option<Service>>,
     _store: Service,
     site: Site,
     credentials: Credentials,
@@ -71,9 +72,9 @@ impl ApiServer {
         accounts.extend(COMPONENTS.map(Account::component));
         let credentials = Credentials::create(path, site.address(), &accounts);
         let store = site.enter(store_command(backend, site.address(), path));
-        let mut server = ApiServer {
+        let server = ApiServer {
             components: Vec::new(),
-            server: None,
+            server: Mutex::default(),
             _store: Service::start("store", store, path),
             kubeconfig: path.join("kubeconfig"),
             site,
@@ -81,14 +82,16 @@ impl ApiServer {
             folder,
         };
         server.write_kubeconfig(&server.kubeconfig, &Account::admin().token());
-        server.start_server();
+        *server.server.lock().unwrap() = Some(server.start_server());
         server
     }
 
     /// Stops the API server as a crash does, and starts it again where it was, on what it had stored.
-    pub fn restart(&mut self) {
-        self.server = None;
-        self.start_server();
+    pub fn restart(&self) {
+        // Held until it is ready: whoever comes meanwhile restarts it after that.
+        let mut server = self.server.lock().unwrap();
+        *server = None;
+        *server = Some(self.start_server());
     }
 
     /// Starts kube-controller-manager beside the API server: garbage collection, service accounts, DaemonSets, lost nodes.
@@ -211,7 +214,8 @@ current-context: test
         run(command, input)
     }
 
-    fn start_server(&mut self) {
+    /// Waits until it is ready.
+    fn start_server(&self) -> Service {
         let address = self.site.address();
         let mut command = Command::new(program("kube-apiserver"));
         command
@@ -243,7 +247,7 @@ current-context: test
             self.kubectl(&["get", "--raw", "/readyz", "--request-timeout=5s"])
                 .map(drop)
         });
-        self.server = Some(server);
+        server
     }
 
     fn start_component(&mut self, name: &str, mut command: Command) {

@@ -9,6 +9,7 @@ mod image;
 mod network;
 mod node;
 mod policies;
+mod prima;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -31,7 +32,9 @@ use crate::timeout_argument;
 pub(crate) use host::Host;
 pub use image::{PrimaImages, build_images};
 use network::CONTROL_PLANE;
+pub(crate) use network::pod_network;
 pub use node::Node;
+pub(crate) use prima::ON_DISK;
 
 /// Everything that belongs to it ends on drop, and leaves nothing.
 pub struct Cluster {
@@ -79,7 +82,7 @@ impl Cluster {
 
         let nodes =
             (0..nodes).map(|index| Node::new(index, nodes, path, &api_server, &control_plane));
-        let mut cluster = Cluster {
+        let cluster = Cluster {
             nodes: nodes.collect(),
             _names: start_name_server(&api_server, path),
             api_server,
@@ -88,7 +91,7 @@ impl Cluster {
         };
         let tools = image::made("tools.tar");
         thread::scope(|scope| {
-            for node in &mut cluster.nodes {
+            for node in &cluster.nodes {
                 scope.spawn(|| {
                     node.start();
                     node.import_images(&tools);
@@ -117,8 +120,12 @@ impl Cluster {
     }
 
     /// Counts from 0.
-    pub fn node(&mut self, index: usize) -> &mut Node {
-        &mut self.nodes[index]
+    pub fn node(&self, index: usize) -> &Node {
+        &self.nodes[index]
+    }
+
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
     }
 
     /// The folder of this machine that is the /var of the node with this index.
@@ -131,6 +138,11 @@ impl Cluster {
         let group = self.folder.path().file_name().expect("a name");
         let groups = fs::read_to_string(format!("/proc/{id}/cgroup"));
         groups.is_ok_and(|groups| groups.contains(&*group.to_string_lossy()))
+    }
+
+    /// The one of the control plane, which can be restarted.
+    pub(crate) fn api_server(&self) -> &ApiServer {
+        &self.api_server
     }
 
     /// What kubectl prints.

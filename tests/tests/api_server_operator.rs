@@ -972,7 +972,7 @@ fn of_two_operators_one_acts_and_the_other_takes_over() {
 
 #[test]
 fn an_api_server_that_restarts_in_the_middle_is_waited_for() {
-    let mut test = Test::start(Backend::Etcd);
+    let test = Test::start(Backend::Etcd);
     let _machines = test.machines(&MACHINES);
     let operator = Operator::start(&test.api, "one");
     wait_until("it leads", || operator.ready() == "leads");

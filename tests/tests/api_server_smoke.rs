@@ -61,7 +61,7 @@ fn etcd_and_kine_validate_authorize_and_remember() {
 }
 
 fn validates_authorizes_and_remembers(backend: Backend) {
-    let mut api = ApiServer::start(backend);
+    let api = ApiServer::start(backend);
 
     api.apply(TEAPOTS).expect("the definition is valid");
     api.wait_for_definitions();

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::ops::AddAssign;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,9 +14,7 @@ use k8s_openapi::jiff::Timestamp;
 use prima_test_hub::{Cut, TestHub};
 use prima_tests::cluster::{Cluster, PrimaImages};
 use prima_tests::local_ring::{LocalRing, running_members, smollm2};
-use prima_tests::measurements::Measurements;
-use prima_tests::node_agent::MEASURED;
-use prima_tests::{PATIENCE, assets, http, inputs, timeout_argument, wait_for, wait_until};
+use prima_tests::{PATIENCE, assets, http, timeout_argument, wait_for, wait_until};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokio::runtime::Runtime;
@@ -26,18 +24,16 @@ const PROMPT: &str = "Name three colours.";
 const MAX_TOKENS: usize = 16;
 /// Two nodes with it hold the model, one does not.
 const MEMORY_CAP: i64 = 115 << 20;
-/// An agent's folder, on its node and in its pod.
-const DATA: &str = "/var/lib/prima";
 
 #[test]
 fn models_from_hub_and_disk_answer_as_on_one_machine() {
-    let mut test = Test::start();
+    let test = Test::start();
     test.cluster.enforcing_policies(|| {
         test.install(&[
             "--set-json",
             r#"networkPolicy.apiFrom=[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "default"}}}]"#,
         ]);
-        test.each_node_is_measured();
+        test.cluster.wait_until_measured();
     });
     test.limit_memory();
 
@@ -110,7 +106,7 @@ fn models_from_hub_and_disk_answer_as_on_one_machine() {
 
     // The same file on the disks of two nodes.
     for node in 0..2 {
-        test.put_on_disk(node);
+        test.cluster.put_model_on(node);
     }
     let source = "hostPath: {path: /var/lib/prima/models/smollm2.gguf}";
     test.apply_model("from-disk", source, "");
@@ -140,7 +136,7 @@ fn models_from_hub_and_disk_answer_as_on_one_machine() {
     test.assert_fetched(&new, whole);
 
     // What all machines have on their disks, with memory for two rings, need not stand still in an upgrade.
-    test.put_on_disk(2);
+    test.cluster.put_model_on(2);
     test.lift_memory_limit();
 
     // The policies follow the pods of the upgrade.
@@ -153,6 +149,8 @@ fn models_from_hub_and_disk_answer_as_on_one_machine() {
         let timeout = timeout_argument();
         let said = test.helm(&["test", "prima", "--namespace", "prima", &timeout]);
         assert!(said.contains("Succeeded"), "{said}");
+
+        test.drain_under_load("from-disk");
     });
 
     // Uninstalled, Models stay as they are, and what answered is gone.
@@ -165,9 +163,9 @@ fn models_from_hub_and_disk_answer_as_on_one_machine() {
 
 #[test]
 fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
-    let mut test = Test::start();
+    let test = Test::start();
     test.install(&[]);
-    test.each_node_is_measured();
+    test.cluster.wait_until_measured();
     test.limit_memory();
     test.apply_model("smollm2", &test.hub_source(), "");
     test.wait_until_ready("smollm2");
@@ -285,9 +283,9 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
 
 #[test]
 fn a_download_survives_its_hub_and_a_full_disk() {
-    let mut test = Test::start();
+    let test = Test::start();
     test.install(&[]);
-    test.each_node_is_measured();
+    test.cluster.wait_until_measured();
     test.limit_memory();
 
     // Every answer ends early, for a while.
@@ -419,17 +417,12 @@ struct Test {
     _images: PrimaImages,
 }
 
-/// Of agents in pods.
-fn measurements() -> Measurements {
-    Measurements::of("on-a-node")
-}
-
 impl Test {
     /// A cluster with a hub, and without prima.
     fn start() -> Self {
         let images = PrimaImages::build();
         let cluster = Cluster::start(NODES);
-        cluster.import_images(&images.archive);
+        cluster.import_prima(&images);
         cluster.apply(TOOLS).expect("pods to ask from");
         let files = tempfile::tempdir().expect("a folder");
         fs::create_dir_all(files.path().join("people/models")).expect("a folder");
@@ -455,48 +448,7 @@ impl Test {
 
     /// Installs prima as the README says.
     fn install(&self, values: &[&str]) {
-        for node in 0..NODES {
-            measurements().give(&self.measured(node), Path::new(DATA));
-        }
-        let begun = Instant::now();
-        let install = [
-            "install",
-            "prima",
-            &chart(),
-            "--namespace",
-            "prima",
-            "--create-namespace",
-            "--wait",
-            &timeout_argument(),
-            // The disk is shared: how full it is must not decide what is kept.
-            "--set",
-            "agent.cacheBudgetBytes=10000000000",
-            "--set",
-            // Their hub is in their own network.
-            &format!("allowedServers={{{}}}", self.cluster.address()),
-        ];
-        if let Err(error) = self.cluster.helm(&[&install[..], values].concat()) {
-            let pods = self.cluster.kubectl(&["describe", "pods", "-n", "prima"]);
-            let logs = self.cluster.kubectl(&[
-                "logs",
-                "-n",
-                "prima",
-                "--all-containers",
-                "--prefix",
-                "--tail=20",
-                "-l",
-                "app.kubernetes.io/name=prima",
-            ]);
-            panic!(
-                "{error}\n{}\n{}",
-                pods.unwrap_or_default(),
-                logs.unwrap_or_default()
-            );
-        }
-        println!(
-            "helm install --wait: {:.0} s",
-            begun.elapsed().as_secs_f64()
-        );
+        self.cluster.install_prima(values);
         self.kubectl(&["rollout", "status", "daemonset/tools", &timeout_argument()]);
     }
 
@@ -535,25 +487,6 @@ impl Test {
         self.kubectl(&["delete", "model", name, &timeout_argument()]);
     }
 
-    fn each_node_is_measured(&self) {
-        wait_until("each node is measured, and the links between them", || {
-            let profiles = self.json(&["get", "nodeprofiles"]);
-            let profiles = profiles["items"].as_array().cloned().unwrap_or_default();
-            profiles.len() == NODES
-                && profiles.iter().all(|profile| {
-                    profile["status"]["links"]
-                        .as_array()
-                        .is_some_and(|links| links.len() == NODES)
-                })
-        });
-        measurements().keep(&self.measured(0));
-    }
-
-    /// What the agent of the node measured.
-    fn measured(&self, node: usize) -> PathBuf {
-        self.cluster.var_of(node).join("lib/prima").join(MEASURED)
-    }
-
     /// The nodes of this cluster share a machine on which the model would fit many times.
     fn limit_memory(&self) {
         // The operator tells whom it leaves out, and so what it has read; else it might plan before it has.
@@ -579,13 +512,6 @@ impl Test {
             let patch = r#"{"spec": {"memoryCapBytes": null}}"#;
             self.kubectl(&["patch", &profile, "--type=merge", "-p", patch]);
         }
-    }
-
-    /// Copies the model to where Models name it by a path.
-    fn put_on_disk(&self, node: usize) {
-        let folder = self.cluster.var_of(node).join("lib/prima/models");
-        fs::create_dir_all(&folder).expect("a folder");
-        fs::copy(smollm2(), folder.join("smollm2.gguf")).expect("a copy");
     }
 
     /// Asks a Model again and again until `done`, or until whoever says so has failed: how often it answered, and why it did not.
@@ -809,13 +735,7 @@ impl Test {
     /// Upgrades prima, which takes each agent along in turn, until the Model answers as before. Returns what nodes had not run before.
     fn upgrade(&self, runs: &mut Runs, expected: &str) -> New {
         let begun = Instant::now();
-        self.helm(&[
-            "upgrade",
-            "prima",
-            &chart(),
-            "--namespace",
-            "prima",
-            "--reuse-values",
+        self.cluster.upgrade_prima(&[
             "--set",
             "logLevel=debug,tests.model.name=smollm2,tests.model.namespace=default",
         ]);
@@ -879,8 +799,38 @@ impl Test {
         new
     }
 
+    /// Drains the node of a Model's rank 0 while a client asks, without a retry, until no ring of the Model has a part there.
+    fn drain_under_load(&self, model: &str) {
+        let rank0 = self.members(model)[0].clone();
+        let begun = Instant::now();
+        let done = AtomicBool::new(false);
+        let (answers, failures) = thread::scope(|scope| {
+            let asking = scope.spawn(|| self.keep_asking(model, &done));
+            self.cluster.drain(&rank0);
+            wait_until("no ring has a part on the node", || {
+                let plans = self.plans(model);
+                let members = plans.iter().map(|plan| &plan["spec"]["members"]);
+                let mut members = members.filter_map(Value::as_array).flatten();
+                members.all(|member| member["name"] != *rank0)
+            });
+            done.store(true, Ordering::Relaxed);
+            asking.join().expect("a client that does not panic")
+        });
+        println!(
+            "the node of rank 0 drained: its ring was gone after {:.0} s; answers meanwhile: {answers}",
+            begun.elapsed().as_secs_f64()
+        );
+        assert!(
+            answers > 0 && failures.is_empty(),
+            "no answer, without a retry, {} times of {}: {failures:#?}",
+            failures.len(),
+            answers + failures.len()
+        );
+        self.kubectl(&["uncordon", &rank0]);
+    }
+
     /// Only agents reach the ports that are for agents, and only clients that the chart's values allow reach a Model; others reach metrics.
-    fn strangers_are_kept_out(&mut self, model: &str) {
+    fn strangers_are_kept_out(&self, model: &str) {
         // Its account comes a moment after its namespace.
         wait_for("a pod", || self.cluster.apply(STRANGER));
         let stranger = "pod/stranger";
@@ -1038,11 +988,6 @@ spec:
   containers:
   - {name: tools, image: localhost/tools, imagePullPolicy: IfNotPresent}
 ";
-
-fn chart() -> String {
-    let chart = inputs::file("charts/prima");
-    chart.to_str().expect("a path in UTF-8").to_owned()
-}
 
 fn sha256(file: &Path) -> String {
     format!("{:x}", Sha256::digest(fs::read(file).expect("a file")))

@@ -55,7 +55,7 @@ exec /bin/busybox httpd -f -p 8080
 
 #[test]
 fn pods_run_on_every_node_and_reach_each_other() {
-    let mut cluster = Cluster::start(NODES);
+    let cluster = Cluster::start(NODES);
     let folder = tempfile::tempdir().expect("a temporary folder");
     cluster.import_images(&build_echo_image(folder.path()));
     cluster.apply(ECHO).expect("a DaemonSet and a Service");

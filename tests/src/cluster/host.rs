@@ -1,6 +1,6 @@
 //! A host of a cluster: a network, processes, mounts and cgroups of its own, made by `cluster/host.sh`. Takes root.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
@@ -73,16 +73,12 @@ impl Host {
 
     /// Does `work` in this host's network: a socket that is made there stays there.
     pub(crate) fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        let network = fs::File::open(format!("/proc/{}/ns/net", self.process));
-        let network = network.expect("the network of a host");
-        let enter_and_work = || {
-            move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))
-                .expect("enter a network");
-            work()
-        };
-        // Only this thread moves, and it ends with the work.
-        thread::scope(|scope| scope.spawn(enter_and_work).join())
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        within_network(&self.network(), work)
+    }
+
+    pub(crate) fn network(&self) -> File {
+        let network = File::open(format!("/proc/{}/ns/net", self.process));
+        network.expect("the network of a host")
     }
 
     pub(crate) fn process(&self) -> u32 {
@@ -96,6 +92,18 @@ impl Drop for Host {
         // Until all of its processes are gone, and its cgroups.
         let _ = self.keeper.wait();
     }
+}
+
+/// Does `work` in a host's network, which is there for as long as the work takes, also when the host ends.
+pub(crate) fn within_network<T: Send>(network: &File, work: impl FnOnce() -> T + Send) -> T {
+    let enter_and_work = || {
+        move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))
+            .expect("enter a network");
+        work()
+    };
+    // Only this thread moves, and it ends with the work.
+    thread::scope(|scope| scope.spawn(enter_and_work).join())
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 fn script(name: &str) -> PathBuf {

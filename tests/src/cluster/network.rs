@@ -10,6 +10,8 @@ use crate::command::{CommandError, run};
 pub(crate) const CONTROL_PLANE: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
 /// Network of all pods.
 pub(crate) const POD_NETWORK: &str = "10.244.0.0/16";
+/// A node's end of its link.
+pub(crate) const UPLINK: &str = "uplink";
 
 pub(crate) fn node_address(node: usize) -> Ipv4Addr {
     Ipv4Addr::new(172, 30, 0, 10 + node as u8)
@@ -41,14 +43,14 @@ pub(crate) fn link_node(
     let hardware_address = format!("02:00:00:00:01:{node:02x}");
     link.args(["link", "add", &link_name(node), "netns"])
         .arg(control_plane.process().to_string())
-        .args(["type", "veth", "peer", "name", "uplink"])
+        .args(["type", "veth", "peer", "name", UPLINK])
         .args(["address", &hardware_address, "netns"])
         .arg(host.process().to_string());
     run(link, "")?;
     control_plane.run(&format!("ip link set {} master nodes up", link_name(node)))?;
     let address = node_address(node);
-    host.run(&format!("ip address add {address}/24 dev uplink"))?;
-    host.run("ip link set uplink up")?;
+    host.run(&format!("ip address add {address}/24 dev {UPLINK}"))?;
+    host.run(&format!("ip link set {UPLINK} up"))?;
     host.run(&format!("ip route add default via {CONTROL_PLANE}"))?;
     add_routes(host, (0..nodes).filter(|&other| other != node))
 }
@@ -58,6 +60,24 @@ pub(crate) fn set_link(control_plane: &Host, node: usize, up: bool) -> Result<()
     let state = if up { "up" } else { "down" };
     let set = control_plane.run(&format!("ip link set {} {state}", link_name(node)));
     set.map(drop)
+}
+
+/// Lets a node's link take so much (`tc`) each way, and hold back what comes within a second; `None`: all again.
+pub(crate) fn set_rate(
+    control_plane: &Host,
+    host: &Host,
+    node: usize,
+    rate: Option<&str>,
+) -> Result<(), CommandError> {
+    for (host, end) in [(control_plane, link_name(node)), (host, UPLINK.to_owned())] {
+        host.run(&match rate {
+            Some(rate) => {
+                format!("tc qdisc add dev {end} root tbf rate {rate} burst 8k latency 1s")
+            }
+            None => format!("tc qdisc delete dev {end} root"),
+        })?;
+    }
+    Ok(())
 }
 
 fn add_routes(host: &Host, nodes: impl Iterator<Item = usize>) -> Result<(), CommandError> {

@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use super::host::Host;
-use super::network::{self, CONTROL_PLANE, POD_NETWORK, node_address, pod_network};
+use super::host::{Host, within_network};
+use super::network::{self, CONTROL_PLANE, POD_NETWORK, UPLINK, node_address, pod_network};
 use super::policies;
 use crate::api_server::{Account, ApiServer};
 use crate::command::run;
@@ -22,7 +22,7 @@ pub struct Node {
     folder: PathBuf,
     control_plane: Arc<Host>,
     /// `None`: without power.
-    running: Option<Running>,
+    running: Mutex<Option<Running>>,
 }
 
 struct Running {
@@ -59,7 +59,7 @@ impl Node {
             index,
             nodes,
             control_plane: control_plane.clone(),
-            running: None,
+            running: Mutex::default(),
         };
         let folder = node.folder.display();
         fs::create_dir_all(node.folder.join("cni")).expect("a folder of a node");
@@ -89,14 +89,23 @@ impl Node {
     }
 
     /// Ends every process of the node at once, pods too, as when it loses power.
-    pub fn kill(&mut self) {
-        self.running = None;
+    pub fn kill(&self) {
+        // Until it has ended, others need not wait for the lock.
+        let running = self.running.lock().unwrap().take();
+        drop(running);
     }
 
     /// Starts the node after [`kill`](Self::kill), with the disk that it had.
-    pub fn restart(&mut self) {
+    pub fn restart(&self) {
         self.kill();
         self.start();
+    }
+
+    /// Whether a process of this machine runs on the node.
+    pub fn has_process(&self, id: u32) -> bool {
+        let groups = fs::read_to_string(format!("/proc/{id}/cgroup")).unwrap_or_default();
+        let own = self.group();
+        groups.split(['/', '\n']).any(|group| group == own)
     }
 
     /// Takes the node off the network; what runs on it goes on.
@@ -108,46 +117,59 @@ impl Node {
         network::set_link(&self.control_plane, self.index, true).expect("restore a link");
     }
 
+    /// While `meanwhile` is done, drops packets of its link that match: of those that come in, and of those that go out (matches of iptables).
+    pub(crate) fn drop_packets(&self, incoming: &str, outgoing: &str, meanwhile: impl FnOnce()) {
+        let change = |change: &str| {
+            for rule in [
+                format!("raw {change} PREROUTING -i {UPLINK} {incoming}"),
+                format!("mangle {change} POSTROUTING -o {UPLINK} {outgoing}"),
+            ] {
+                let line = format!("iptables --wait -t {rule} -j DROP");
+                let changed = self.on_host(|host| host.run(&line));
+                changed.unwrap_or_else(|error| panic!("{}: {error}", self.name));
+            }
+        };
+        change("-A");
+        meanwhile();
+        change("-D");
+    }
+
+    /// Lets its link take so much (`tc`) each way; `None`: all again.
+    pub(crate) fn limit_rate(&self, rate: Option<&str>) {
+        let limited =
+            self.on_host(|host| network::set_rate(&self.control_plane, host, self.index, rate));
+        limited.unwrap_or_else(|error| panic!("{}: {error}", self.name));
+    }
+
     /// Gives a folder of the node's /var a disk of its own with so many bytes, empty, until the node is killed. Pods that run
     /// already do not see it.
     pub fn mount_disk(&self, folder: &str, bytes: u64) {
-        let running = self.running.as_ref().expect("a node that runs");
         let mount = format!("mount -t tmpfs -o size={bytes} tmpfs /var/{folder}");
-        let mounted = running.host.run(&mount);
+        let mounted = self.on_host(|host| host.run(&mount));
         mounted.unwrap_or_else(|error| panic!("{}: {error}", self.name));
     }
 
     /// Does `work` in the node's own network, from where its pods can always be reached.
     pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        let running = self.running.as_ref().expect("a node that runs");
-        running.host.within(work)
+        let network = self.on_host(Host::network);
+        within_network(&network, work)
     }
 
     /// Puts rules of [`policies`] in force, in place of those before.
     pub(crate) fn enforce(&self, rules: &str) {
-        let running = self.running.as_ref().expect("a node that runs");
         let mut restore = Command::new("iptables-restore");
         restore.args(["--wait", "--noflush"]);
-        let set = run(running.host.enter(restore), rules).and_then(|_| {
+        let set = self.on_host(|host| {
+            run(host.enter(restore), rules)?;
             let jump = format!("FORWARD --jump {}", policies::CHAIN);
-            let there = running.host.run(&format!("iptables --wait --check {jump}"));
-            there.or_else(|_| {
-                running
-                    .host
-                    .run(&format!("iptables --wait --insert {jump}"))
-            })
+            let there = host.run(&format!("iptables --wait --check {jump}"));
+            there.or_else(|_| host.run(&format!("iptables --wait --insert {jump}")))
         });
         set.unwrap_or_else(|error| panic!("{}: {error}", self.name));
     }
 
-    pub(crate) fn start(&mut self) {
-        let group = self
-            .folder
-            .parent()
-            .and_then(Path::file_name)
-            .expect("the name of a cluster");
-        let group = format!("{}-{}", group.to_string_lossy(), self.name);
-        let host = Host::start(&group, &self.name, &self.var());
+    pub(crate) fn start(&self) {
+        let host = Host::start(&self.group(), &self.name, &self.var());
         network::link_node(&self.control_plane, &host, self.index, self.nodes).expect("a link");
         let start = |name: &str, command| {
             Service::start(
@@ -179,24 +201,37 @@ impl Node {
             .arg("--proxy-mode=iptables")
             // The table of connections belongs to the whole machine.
             .arg("--conntrack-max-per-core=0");
-        self.running = Some(Running {
+        let running = Running {
             _services: vec![
                 containerd,
                 start("kubelet", kubelet),
                 start("kube-proxy", proxy),
             ],
             host,
-        });
+        };
+        *self.running.lock().unwrap() = Some(running);
     }
 
     pub(crate) fn import_images(&self, archive: &Path) {
-        let running = self.running.as_ref().expect("a node that runs");
         let mut import = Command::new("ctr");
         import
             .args(["--namespace", "k8s.io", "images", "import"])
             .arg(archive);
-        let imported = run(running.host.enter(import), "");
+        let imported = self.on_host(|host| run(host.enter(import), ""));
         imported.unwrap_or_else(|error| panic!("{}: {error}", self.name));
+    }
+
+    /// Does something with its host, which is on.
+    fn on_host<T>(&self, work: impl FnOnce(&Host) -> T) -> T {
+        let running = self.running.lock().unwrap();
+        work(&running.as_ref().expect("a node that runs").host)
+    }
+
+    /// Names its cgroups.
+    fn group(&self) -> String {
+        let cluster = self.folder.parent().and_then(Path::file_name);
+        let cluster = cluster.expect("the name of a cluster").to_string_lossy();
+        format!("{cluster}-{}", self.name)
     }
 
     fn kubelet_config(&self, authority: &Path) -> String {
