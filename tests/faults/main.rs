@@ -2,88 +2,145 @@
 //! that still fails, which can be given back.
 //!
 //! SEQUENCES: how many. SEED: of the first; the next ones have the next seeds. SEQUENCE: this one instead, as printed; several are separated
-//! by `;`.
+//! by `;`. CLUSTER: on the nodes of a cluster, with other faults. LOAD, with that: so many requests over upgrades and drains instead ([`load`]).
+
+mod load;
 
 use std::env;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use prima_tests::fault_sequences::{Kind, Sequence, Stage, shrunk, with_networks};
+use prima_tests::cluster::PrimaImages;
+use prima_tests::fault_sequences::{
+    Machines, Nodes, ON_NETWORKS, ON_NODES, Place, Sequence, Setting, Stage, shrunk, with_networks,
+};
+
+/// How many sequences are tried if nobody says it.
+const SEQUENCES_ON_NETWORKS: u64 = 200;
+const SEQUENCES_ON_NODES: u64 = 20;
+
+/// With what to call each.
+type Sequences = Vec<(String, Sequence)>;
+
+/// What is to be done.
+enum Task {
+    OnNetworks(Sequences),
+    OnNodes(Sequences),
+    Load(usize),
+}
 
 fn main() -> ExitCode {
-    let sequences = match sequences() {
-        Ok(sequences) => sequences,
+    let failed = match task() {
+        Ok(Task::OnNetworks(sequences)) => {
+            with_networks(|networks| try_all(&sequences, || Stage::on(Machines::new(networks))))
+        }
+        Ok(Task::OnNodes(sequences)) => {
+            let images = PrimaImages::build();
+            try_all(&sequences, || Stage::on(Nodes::new(&images)))
+        }
+        Ok(Task::Load(requests)) => load::fails(requests),
         Err(problem) => {
             eprintln!("{problem}");
             return ExitCode::from(2);
         }
     };
-    let failed = with_networks(|networks| {
-        let mut stage = Stage::new(networks);
-        // Of all sequences with a fault of a kind, whatever else they have.
-        let mut worst = Kind::ALL.map(|(_, name)| (name, 0, 0.0_f64, 0.0_f64));
-        let mut failed = Vec::new();
-        for (name, sequence) in &sequences {
-            let begun = Instant::now();
-            let report = stage.run(sequence);
-            println!(
-                "{name}: {sequence}\n  {report}; {:.0} s in all",
-                begun.elapsed().as_secs_f64()
-            );
-            for (kind, (_, count, unseen, healed)) in Kind::ALL.iter().zip(&mut worst) {
-                if sequence.has(kind.0) {
-                    *count += 1;
-                    *unseen = unseen.max(report.longest_false_ready.as_secs_f64());
-                    *healed = healed.max(report.healed_after.unwrap_or_default().as_secs_f64());
-                }
-            }
-            if !report.problems.is_empty() {
-                let shortest = shrunk(stage, networks, sequence.clone());
-                println!("{name} FAILED; the shortest sequence that fails: SEQUENCE='{shortest}'");
-                failed.push(name);
-                stage = Stage::new(networks);
-            }
-        }
-        println!(
-            "\n{:<16}{:>10}{:>16}{:>16}",
-            "sequences with", "", "false Ready", "healed after"
-        );
-        for (name, count, unseen, healed) in worst {
-            println!("{name:<16}{count:>10}{unseen:>14.1} s{healed:>14.1} s");
-        }
-        println!(
-            "{} of {} sequences failed{}",
-            failed.len(),
-            sequences.len(),
-            if failed.is_empty() { "" } else { ":" }
-        );
-        failed.iter().for_each(|name| println!("  {name}"));
-        !failed.is_empty()
-    });
     ExitCode::from(u8::from(failed))
 }
 
-/// With what to call each.
-fn sequences() -> Result<Vec<(String, Sequence)>, String> {
+/// Whether one fails.
+fn try_all<P: Place>(sequences: &[(String, Sequence)], make: impl Fn() -> Stage<P>) -> bool {
+    let mut stage = None;
+    // Of all sequences with a fault of a kind, whatever else they have.
+    let kinds = P::SETTING.kinds.iter();
+    let mut worst: Vec<_> = kinds.map(|kind| (*kind, 0, 0.0_f64, 0.0_f64)).collect();
+    let mut failed = Vec::new();
+    for (name, sequence) in sequences {
+        let there = stage.take().unwrap_or_else(&make);
+        let begun = Instant::now();
+        let report = there.run(sequence);
+        println!(
+            "{name}: {sequence}\n  {report}; {:.0} s in all",
+            begun.elapsed().as_secs_f64()
+        );
+        for (kind, count, unseen, healed) in &mut worst {
+            if sequence.has(*kind) {
+                *count += 1;
+                *unseen = unseen.max(report.longest_false_ready.as_secs_f64());
+                *healed = healed.max(report.healed_after.unwrap_or_default().as_secs_f64());
+            }
+        }
+        if report.problems.is_empty() {
+            stage = Some(there);
+        } else {
+            let shortest = shrunk(there, &make, sequence.clone());
+            println!("{name} FAILED; the shortest sequence that fails: SEQUENCE='{shortest}'");
+            failed.push(name);
+        }
+    }
+    println!(
+        "\n{:<20}{:>6}{:>16}{:>16}",
+        "sequences with", "", "false Ready", "healed after"
+    );
+    for (kind, count, unseen, healed) in worst {
+        println!(
+            "{:<20}{count:>6}{unseen:>14.1} s{healed:>14.1} s",
+            kind.name()
+        );
+    }
+    println!(
+        "{} of {} sequences failed{}",
+        failed.len(),
+        sequences.len(),
+        if failed.is_empty() { "" } else { ":" }
+    );
+    failed.iter().for_each(|name| println!("  {name}"));
+    !failed.is_empty()
+}
+
+fn task() -> Result<Task, String> {
+    let load = number("LOAD")?;
+    match (set("CLUSTER"), load) {
+        (None, None) => sequences(&ON_NETWORKS, SEQUENCES_ON_NETWORKS).map(Task::OnNetworks),
+        (Some(_), None) => sequences(&ON_NODES, SEQUENCES_ON_NODES).map(Task::OnNodes),
+        (Some(_), Some(requests)) => Ok(Task::Load(requests)),
+        (None, Some(_)) => Err("LOAD takes CLUSTER=1".to_owned()),
+    }
+}
+
+fn sequences(setting: &Setting, count: u64) -> Result<Sequences, String> {
     if let Some(given) = set("SEQUENCE") {
-        let given = given
-            .split(';')
-            .map(|text| Ok(("given".to_owned(), text.parse()?)));
+        let given = given.split(';').map(|text| {
+            let sequence: Sequence = text.parse()?;
+            match sequence.foreign_to(setting) {
+                Some(kind) => {
+                    let (name, kinds) = (kind.name(), setting.kinds.iter());
+                    let there: Vec<&str> = kinds.map(|kind| kind.name()).collect();
+                    Err(format!("no {name} here, only {}", there.join(", ")))
+                }
+                None => Ok(("given".to_owned(), sequence)),
+            }
+        });
         return given.collect();
     }
-    let number = |name: &str, text: String| {
-        text.parse()
-            .map_err(|_| format!("{name}: expected a number, found {text:?}"))
-    };
-    let count: u64 = set("SEQUENCES").map_or(Ok(200), |text| number("SEQUENCES", text))?;
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
-    let first = set("SEED").map_or(Ok(now.as_secs()), |text| number("SEED", text))?;
+    let count = number("SEQUENCES")?.unwrap_or(count);
+    let first = number("SEED")?.unwrap_or(now.as_secs());
     let seeds = first..first.saturating_add(count);
     Ok(seeds
-        .map(|seed| (format!("SEED={seed}"), Sequence::from_seed(seed)))
+        .map(|seed| (format!("SEED={seed}"), Sequence::from_seed(setting, seed)))
         .collect())
+}
+
+/// A number that a variable has, if it is set.
+fn number<N: FromStr>(name: &str) -> Result<Option<N>, String> {
+    let number = |text: String| {
+        text.parse()
+            .map_err(|_| format!("{name}: expected a number, found {text:?}"))
+    };
+    set(name).map(number).transpose()
 }
 
 fn set(name: &str) -> Option<String> {

@@ -56,7 +56,8 @@ ELSEWHERE = [
     "images_registry)",
     "programs of the profiles release and dist: the tests run what the profile dev compiles (`make run` and `make bench` run the others)",
     "the fuzz targets: `make fuzz`; the tests run the corpus of headers",
-    "more than four random sequences of faults: `make faults`",
+    "more than four random sequences of faults, and any on a cluster: `make faults`, `make faults CLUSTER=1`",
+    "a thousand requests over upgrades and drains: `make faults CLUSTER=1 LOAD=1000`; one client asks over an upgrade and a drain here (cluster_prima)",
     "tests of kernels under QEMU that compute much: smaller ones of the same kind run there (tests/tests/processors_emulated.rs, SLOW)",
 ]
 

@@ -34,7 +34,7 @@ pub use image::{PrimaImages, build_images};
 use network::CONTROL_PLANE;
 pub(crate) use network::pod_network;
 pub use node::Node;
-pub(crate) use prima::ON_DISK;
+pub use prima::ON_DISK;
 
 /// Everything that belongs to it ends on drop, and leaves nothing.
 pub struct Cluster {

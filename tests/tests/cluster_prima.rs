@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
 use prima_test_hub::{Cut, TestHub};
-use prima_tests::cluster::{Cluster, PrimaImages};
+use prima_tests::cluster::{Cluster, ON_DISK, PrimaImages};
 use prima_tests::local_ring::{LocalRing, running_members, smollm2};
 use prima_tests::{PATIENCE, assets, http, timeout_argument, wait_for, wait_until};
 use serde_json::{Value, json};
@@ -108,8 +108,8 @@ fn models_from_hub_and_disk_answer_as_on_one_machine() {
     for node in 0..2 {
         test.cluster.put_model_on(node);
     }
-    let source = "hostPath: {path: /var/lib/prima/models/smollm2.gguf}";
-    test.apply_model("from-disk", source, "");
+    let source = format!("hostPath: {{path: {ON_DISK}}}");
+    test.apply_model("from-disk", &source, "");
     test.wait_until_ready("from-disk");
     assert_eq!(test.first_answer_from(2, "from-disk"), expected);
     let model = test.json(&["get", "model", "from-disk"]);

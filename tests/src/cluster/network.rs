@@ -55,6 +55,12 @@ pub(crate) fn link_node(
     add_routes(host, (0..nodes).filter(|&other| other != node))
 }
 
+/// Takes the link of a node away that has ended. The kernel does that, too, but some time after the node's last process.
+pub(crate) fn unlink_node(control_plane: &Host, node: usize) {
+    // It may have gone already.
+    let _ = control_plane.run(&format!("ip link delete {}", link_name(node)));
+}
+
 /// As if someone pulled its network plug, or put it back.
 pub(crate) fn set_link(control_plane: &Host, node: usize, up: bool) -> Result<(), CommandError> {
     let state = if up { "up" } else { "down" };

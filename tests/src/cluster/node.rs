@@ -92,7 +92,10 @@ impl Node {
     pub fn kill(&self) {
         // Until it has ended, others need not wait for the lock.
         let running = self.running.lock().unwrap().take();
-        drop(running);
+        if running.is_some() {
+            drop(running);
+            network::unlink_node(&self.control_plane, self.index);
+        }
     }
 
     /// Starts the node after [`kill`](Self::kill), with the disk that it had.
@@ -117,7 +120,7 @@ impl Node {
         network::set_link(&self.control_plane, self.index, true).expect("restore a link");
     }
 
-    /// While `meanwhile` is done, drops packets of its link that match: of those that come in, and of those that go out (matches of iptables).
+    /// While `meanwhile` is done, drops what comes in over its link and matches, and what goes out (matches of iptables).
     pub(crate) fn drop_packets(&self, incoming: &str, outgoing: &str, meanwhile: impl FnOnce()) {
         let change = |change: &str| {
             for rule in [

@@ -18,7 +18,7 @@ use crate::{timeout_argument, wait_until};
 /// An agent's folder, on its node and in its pod.
 const DATA: &str = "/var/lib/prima";
 /// The model, on the disks that it was put on.
-pub(crate) const ON_DISK: &str = "/var/lib/prima/models/smollm2.gguf";
+pub const ON_DISK: &str = "/var/lib/prima/models/smollm2.gguf";
 /// The chart's.
 const OPERATORS: usize = 2;
 const AGENTS_PORT: u16 = 9191;

@@ -26,9 +26,9 @@ pub(super) const PROMPTS: [&str; 3] = [
     "Once upon a time",
     "def fibonacci(n):\n",
 ];
-const TOKENS: usize = 8;
+pub(super) const TOKENS: usize = 8;
 /// After which a client gives up.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Notes each object of a watch, for ever.
@@ -140,13 +140,19 @@ fn is_ready(model: &Model) -> bool {
     ready.any(|condition| condition.status == "True")
 }
 
-/// The greedy continuation of a prompt.
+/// The greedy continuation of a prompt, which is not waited for longer than `patience`.
 ///
 /// # Errors
 /// Why there is none, for people.
-pub(super) fn complete(address: SocketAddr, model: &str, prompt: &str) -> Result<String, String> {
-    let body = json!({"model": model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0});
-    let answer = http::post_or_give_up(PATIENCE, address, "/v1/completions", &body);
+pub fn complete(
+    patience: Duration,
+    address: SocketAddr,
+    model: &str,
+    prompt: &str,
+    tokens: usize,
+) -> Result<String, String> {
+    let body = json!({"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0});
+    let answer = http::post_or_give_up(patience, address, "/v1/completions", &body);
     let answer = answer.map_err(|error| error.to_string())?;
     match answer.status {
         200 => {
@@ -181,7 +187,7 @@ impl Asking<'_> {
             }
             let at = Instant::now();
             let answer = match self.view.address() {
-                (Some(address), _) => complete(address, self.model, prompt),
+                (Some(address), _) => complete(PATIENCE, address, self.model, prompt, TOKENS),
                 (None, true) => Err("the Service leads nowhere".to_owned()),
                 (None, false) => {
                     thread::sleep(PAUSE);

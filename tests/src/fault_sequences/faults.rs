@@ -1,4 +1,4 @@
-//! How each fault is brought about, and lifted.
+//! How each fault of machines that are networks is brought about, and lifted; and what the faults of nodes have in common with them.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -8,8 +8,9 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::machine::Clock;
+use super::machines::Machines;
 use super::sequence::{Fault, Kind};
-use super::stage::Stage;
+use super::stage::Roles;
 use crate::command::run;
 use crate::network::UPLINK;
 use crate::wait_until;
@@ -17,18 +18,17 @@ use crate::wait_until;
 /// Of every second, how long a link with bursts is gone.
 const BURST: Duration = Duration::from_millis(300);
 const SECOND: Duration = Duration::from_secs(1);
+/// Every fifth packet, to iptables.
+pub(super) const FIFTH: &str = "-m statistic --mode random --probability 0.2";
+/// Of a slow link, to tc.
+pub(super) const SLOW: &str = "200kbit";
 /// Clocks go wrong by minutes, hours and days, either way.
 const CLOCK_STEPS: [i64; 3] = [-600, 3 * 3600, -40 * 86400];
 
-impl Stage<'_> {
-    /// Waits until the fault begins, and until it has been lifted.
-    pub(super) fn carry_out(&self, fault: &Fault, begin: Instant) {
-        sleep_until(begin + fault.at);
-        let end = begin + fault.at + fault.lasts;
-        if fault.kind.is_of_operators() {
-            return self.break_operator(fault, end);
-        }
-        let order = self.machines_in_order();
+impl Machines<'_> {
+    pub(super) fn break_machine(&self, fault: &Fault, roles: &Roles, end: Instant) {
+        let names = self.machines.iter().map(|machine| machine.name.as_str());
+        let order = roles.order(names);
         let (index, next) = (order[fault.victim], order[(fault.victim + 1) % order.len()]);
         let machine = &self.machines[index];
         let address = self.networks[index].address.to_string();
@@ -47,24 +47,12 @@ impl Stage<'_> {
                 dropping(&lost, || sleep_until(end));
             }
             Kind::Isolate => dropping(&[["-s", &address], ["-d", &address]], || sleep_until(end)),
-            Kind::Burst => {
-                while Instant::now() < end {
-                    dropping(&[["-s", &address], ["-d", &address]], || {
-                        thread::sleep(BURST)
-                    });
-                    thread::sleep(SECOND - BURST);
-                }
-            }
+            Kind::Burst => in_bursts(end, |burst| {
+                dropping(&[["-s", &address], ["-d", &address]], burst);
+            }),
             Kind::Lose => {
-                let fifth = [
-                    "-m",
-                    "statistic",
-                    "--mode",
-                    "random",
-                    "--probability",
-                    "0.2",
-                ];
-                let lost = ["-s", "-d"].map(|side| [&[side, &address][..], &fifth].concat());
+                let fifth: Vec<&str> = FIFTH.split(' ').collect();
+                let lost = ["-s", "-d"].map(|side| [&[side, &address], &fifth[..]].concat());
                 dropping(&lost, || sleep_until(end));
             }
             Kind::Slow => self.slow_down(index, end),
@@ -96,14 +84,20 @@ impl Stage<'_> {
                 machine.free(&name).expect("room on a disk");
             }
             Kind::AgentClock => step(&machine.clock, fault, end),
-            Kind::KillOperator | Kind::StopOperator | Kind::OperatorClock => {
-                unreachable!("done above")
-            }
+            Kind::KillOperator
+            | Kind::StopOperator
+            | Kind::OperatorClock
+            | Kind::KillNode
+            | Kind::DeleteAgent
+            | Kind::DeleteOperator
+            | Kind::RestartApiServer => unreachable!("no fault of these machines"),
         }
     }
 
-    fn break_operator(&self, fault: &Fault, end: Instant) {
-        let leader = self.leader();
+    pub(super) fn break_operator(&self, fault: &Fault, roles: &Roles, end: Instant) {
+        let mut slots = self.operators.iter();
+        let leader = slots.position(|slot| slot.identity == roles.leader);
+        let leader = leader.unwrap_or(0);
         let index = if fault.victim == 0 {
             leader
         } else {
@@ -128,9 +122,7 @@ impl Stage<'_> {
         let port = network.port();
         let limit = |change: &str| {
             let mut words = Vec::from(["qdisc", change, "dev"]);
-            let rate = [
-                "root", "tbf", "rate", "200kbit", "burst", "8k", "latency", "1s",
-            ];
+            let rate = ["root", "tbf", "rate", SLOW, "burst", "8k", "latency", "1s"];
             for (device, inside) in [(port.as_str(), false), (UPLINK, true)] {
                 words.truncate(3);
                 words.push(device);
@@ -173,14 +165,22 @@ fn dropping<R: AsRef<[W]>, W: AsRef<str>>(rules: &[R], meanwhile: impl FnOnce())
     change("-D");
 }
 
-fn pause(processes: &[u32], end: Instant) {
+/// For a while of every second. `lose` has packets lost while it does what it is given.
+pub(super) fn in_bursts(end: Instant, lose: impl Fn(fn())) {
+    while Instant::now() < end {
+        lose(|| thread::sleep(BURST));
+        thread::sleep(SECOND - BURST);
+    }
+}
+
+pub(super) fn pause(processes: &[u32], end: Instant) {
     signal(processes, Signal::STOP);
     sleep_until(end);
     signal(processes, Signal::CONT);
 }
 
 /// To those that are still there.
-fn signal(processes: &[u32], signal: Signal) {
+pub(super) fn signal(processes: &[u32], signal: Signal) {
     for process in processes {
         let process = Pid::from_raw(*process as i32).expect("a process id");
         match kill_process(process, signal) {
@@ -197,6 +197,6 @@ fn step(clock: &Clock, fault: &Fault, end: Instant) {
     clock.set(0);
 }
 
-fn sleep_until(time: Instant) {
+pub(super) fn sleep_until(time: Instant) {
     thread::sleep(time.saturating_duration_since(Instant::now()));
 }

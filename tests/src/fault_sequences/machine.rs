@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use rustix::fs::Advice;
 
-use super::stage::MODEL_FILE;
+use super::machines::MODEL_FILE;
 use crate::api_server::ApiServer;
 use crate::command::run;
 use crate::local_ring::smollm2;

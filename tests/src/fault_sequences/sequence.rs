@@ -40,6 +40,14 @@ pub enum Kind {
     AgentClock,
     /// The same for an operator.
     OperatorClock,
+    /// The machine loses its power, and starts again at the end.
+    KillNode,
+    /// Its agent's pod is deleted, and another one made. Nobody lifts it.
+    DeleteAgent,
+    /// The same for an operator.
+    DeleteOperator,
+    /// The API server dies, and is started again at once.
+    RestartApiServer,
 }
 
 /// One of them, which is lifted when it has lasted.
@@ -60,9 +68,77 @@ pub struct Sequence(pub Vec<Fault>);
 
 pub const MACHINES: usize = 3;
 
+/// What sequences are made of, and how long what follows them may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    pub kinds: &'static [Kind],
+    /// How many faults there are: at least, and at most.
+    faults: (u64, u64),
+    /// When they begin, in tenths of seconds.
+    begin: (u64, u64),
+    /// The same, how long they last.
+    lasts: (u64, u64),
+    /// From the moment in which the last fault is lifted until the Model is ready and answers, and until all programs are there again.
+    pub(super) heals_within: Duration,
+    /// From a Model's end until nothing of it is left.
+    pub(super) ends_within: Duration,
+}
+
+/// Of machines that are networks and processes: two to five faults, the last of which begins within 8 s, and is lifted within 20.
+pub const ON_NETWORKS: Setting = Setting {
+    kinds: &[
+        Kind::KillMember,
+        Kind::StopMember,
+        Kind::KillAgent,
+        Kind::StopAgent,
+        Kind::KillOperator,
+        Kind::StopOperator,
+        Kind::Cut,
+        Kind::Isolate,
+        Kind::Burst,
+        Kind::Lose,
+        Kind::Slow,
+        Kind::Truncate,
+        Kind::Unreadable,
+        Kind::FullDisk,
+        Kind::AgentClock,
+        Kind::OperatorClock,
+    ],
+    faults: (2, 5),
+    begin: (5, 80),
+    lasts: (5, 120),
+    // An agent that was killed more than once waits for some time before it starts a member again.
+    heals_within: Duration::from_secs(90),
+    ends_within: Duration::from_secs(60),
+};
+
+/// Of a cluster's nodes, which take longer for everything: one to three faults, the last of which begins within 20 s, and is lifted within 50.
+pub const ON_NODES: Setting = Setting {
+    kinds: &[
+        Kind::KillMember,
+        Kind::StopMember,
+        Kind::Cut,
+        Kind::Isolate,
+        Kind::Burst,
+        Kind::Lose,
+        Kind::Slow,
+        Kind::KillNode,
+        Kind::DeleteAgent,
+        Kind::DeleteOperator,
+        Kind::RestartApiServer,
+    ],
+    faults: (1, 3),
+    begin: (5, 200),
+    lasts: (10, 300),
+    // A machine is given up 40 s after its agent was last heard of, and one that starts again measures nothing anew.
+    heals_within: Duration::from_secs(180),
+    // Garbage is collected, of kinds that a cluster has had for a while.
+    ends_within: Duration::from_secs(120),
+};
+
 impl Kind {
     /// With the names by which they are written.
-    pub const ALL: [(Kind, &'static str); 16] = [
+    const ALL: [(Kind, &'static str); 20] = [
         (Kind::KillMember, "kill-member"),
         (Kind::StopMember, "stop-member"),
         (Kind::KillAgent, "kill-agent"),
@@ -79,6 +155,10 @@ impl Kind {
         (Kind::FullDisk, "full-disk"),
         (Kind::AgentClock, "agent-clock"),
         (Kind::OperatorClock, "operator-clock"),
+        (Kind::KillNode, "kill-node"),
+        (Kind::DeleteAgent, "delete-agent"),
+        (Kind::DeleteOperator, "delete-operator"),
+        (Kind::RestartApiServer, "restart-api-server"),
     ];
 
     pub fn name(self) -> &'static str {
@@ -86,7 +166,7 @@ impl Kind {
         name
     }
 
-    /// How long at most a Model may say that it answers after this has broken its ring. Of operators: how long nobody may look.
+    /// How long at most a Model may say that it answers after this has broken its ring. Of what [`hides`](Self::hides): how long nobody may look.
     ///
     /// Added up in seconds, at worst. What counts begins with the first request that gets no answer: 0.5 before the fault. Whoever looks is rank 0's
     /// agent, within 0.5, and the operator, within 1. Then the operator acts: 0.2 until changes that come together have come, 1 for a search that
@@ -101,7 +181,9 @@ impl Kind {
             // Rank 0 misses signs of life after 2.75 (2.5, and 0.25 until it looks): 0.5 + 2.75 + 0.5 + 1.5 = 5.25. That rank 0 itself does not answer,
             // its agent knows after 3.5 (0.5, and 3 for an answer): 0.5 + 3.5 + 1.5 = 5.5; and if that is cut off, too, the operator after 4 (1, and
             // twice 1.5 for an answer): 0.5 + 4 + 1.5 = 6. The rest is for a busy machine.
-            Kind::StopMember | Kind::Cut | Kind::Isolate => 8,
+            Kind::StopMember | Kind::Cut | Kind::Isolate | Kind::KillNode => 8,
+            // It says that it ends, and goes on for a while.
+            Kind::DeleteAgent => 8,
             // With the agent its members die, so the operator finds twice that nobody listens: 0.5 + 2 + 1.5 = 4. One that stands still writes nothing of
             // what else is broken, but the operator asks itself: 0.5 + 2.75 + 1 + 1.5 = 5.75, or 6 where rank 0 does not answer, as above.
             Kind::KillAgent | Kind::StopAgent => 8,
@@ -110,41 +192,68 @@ impl Kind {
             Kind::Burst | Kind::Lose | Kind::Slow => 12,
             // Until the other operator leads: its Lease takes 10 s.
             Kind::KillOperator | Kind::StopOperator => 20,
+            // The next one leads within seconds. A ring that it has not reached yet it does not judge: then an agent's Lease tells, after 40 s.
+            Kind::DeleteOperator => 35,
+            // Until it is ready, and those who were cut off have come back to it.
+            Kind::RestartApiServer => 30,
         };
         Duration::from_secs(seconds)
+    }
+
+    /// Whether it breaks no ring, but keeps others from saying that one is broken.
+    pub(super) fn hides(self) -> bool {
+        self.is_of_operators() || self == Kind::RestartApiServer
     }
 
     pub fn is_of_operators(self) -> bool {
         matches!(
             self,
-            Kind::KillOperator | Kind::StopOperator | Kind::OperatorClock
+            Kind::KillOperator | Kind::StopOperator | Kind::OperatorClock | Kind::DeleteOperator
         )
+    }
+
+    /// How many may be hit by it.
+    fn victims(self) -> usize {
+        match self {
+            Kind::RestartApiServer => 1,
+            _ if self.is_of_operators() => 2,
+            _ => MACHINES,
+        }
+    }
+
+    /// Whether it is over when it has happened: others see to the rest.
+    fn is_a_moment(self) -> bool {
+        matches!(
+            self,
+            Kind::KillMember | Kind::DeleteAgent | Kind::DeleteOperator | Kind::RestartApiServer
+        )
+    }
+
+    fn lasts_at_most(self) -> Duration {
+        match self {
+            // A ring may go on over such a link, too slowly for clients, for as long as it is so.
+            Kind::Burst | Kind::Lose | Kind::Slow => Duration::from_secs(12),
+            _ => Duration::MAX,
+        }
     }
 }
 
 impl Sequence {
-    /// Two to five faults, the last of which begins within 8 s, and is lifted within 20.
-    pub fn from_seed(seed: u64) -> Sequence {
+    /// The one that follows from a seed.
+    pub fn from_seed(setting: &Setting, seed: u64) -> Sequence {
         let mut random = StdRng::seed_from_u64(seed);
-        let mut tenths =
-            |from: u64, to: u64| Duration::from_millis(100 * random.random_range(from..=to));
-        let count = tenths(2, 5).as_millis() / 100;
-        let mut faults: Vec<Fault> = (0..count)
+        let mut draw = |(from, to): (u64, u64)| random.random_range(from..=to);
+        let tenths = |drawn: u64| Duration::from_millis(100 * drawn);
+        let mut faults: Vec<Fault> = (0..draw(setting.faults))
             .map(|_| {
-                let (kind, _) =
-                    Kind::ALL[tenths(0, Kind::ALL.len() as u64 - 1).as_millis() as usize / 100];
-                let victims = if kind.is_of_operators() {
-                    2
-                } else {
-                    MACHINES as u64
-                };
+                let kind = setting.kinds[draw((0, setting.kinds.len() as u64 - 1)) as usize];
                 Fault {
                     kind,
-                    victim: tenths(0, victims - 1).as_millis() as usize / 100,
-                    at: tenths(5, 80),
-                    lasts: match kind {
-                        Kind::KillMember => Duration::ZERO,
-                        _ => tenths(5, 120),
+                    victim: draw((0, kind.victims() as u64 - 1)) as usize,
+                    at: tenths(draw(setting.begin)),
+                    lasts: match kind.is_a_moment() {
+                        true => Duration::ZERO,
+                        false => tenths(draw(setting.lasts)).min(kind.lasts_at_most()),
                     },
                 }
             })
@@ -166,6 +275,12 @@ impl Sequence {
             }
         }
         shortest
+    }
+
+    /// The first kind that does not belong there.
+    pub fn foreign_to(&self, setting: &Setting) -> Option<Kind> {
+        let mut kinds = self.0.iter().map(|fault| fault.kind);
+        kinds.find(|kind| !setting.kinds.contains(kind))
     }
 
     /// Whether this kind occurs.
@@ -207,7 +322,7 @@ impl FromStr for Fault {
             victim: victim
                 .parse()
                 .ok()
-                .filter(|&victim| victim < MACHINES)
+                .filter(|&victim| victim < kind.victims())
                 .ok_or_else(wrong)?,
             at: milliseconds(at).map_err(|_| wrong())?,
             lasts: milliseconds(lasts).map_err(|_| wrong())?,
@@ -232,28 +347,47 @@ mod tests {
 
     #[test]
     fn a_seed_gives_the_same_sequence_and_another_seed_another() {
-        let mut kinds: Vec<Kind> = Vec::new();
-        for seed in 0..200 {
-            let sequence = Sequence::from_seed(seed);
-            assert_eq!(sequence, Sequence::from_seed(seed));
-            assert_ne!(sequence, Sequence::from_seed(seed + 1));
-            let faults = &sequence.0;
-            assert!((2..=5).contains(&faults.len()), "{sequence}");
-            assert!(faults.is_sorted_by_key(|fault| fault.at), "{sequence}");
-            let in_time = |fault: &Fault| fault.at + fault.lasts <= Duration::from_secs(20);
-            assert!(faults.iter().all(in_time), "{sequence}");
-            kinds.extend(faults.iter().map(|fault| fault.kind));
+        for (setting, counts, seconds) in [(&ON_NETWORKS, 2..=5, 20), (&ON_NODES, 1..=3, 50)] {
+            let mut kinds: Vec<Kind> = Vec::new();
+            for seed in 0..200 {
+                let sequence = Sequence::from_seed(setting, seed);
+                assert_eq!(sequence, Sequence::from_seed(setting, seed));
+                assert_ne!(sequence, Sequence::from_seed(setting, seed + 1));
+                let faults = &sequence.0;
+                assert!(counts.contains(&faults.len()), "{sequence}");
+                assert!(faults.is_sorted_by_key(|fault| fault.at), "{sequence}");
+                let limit = Duration::from_secs(seconds);
+                let in_time = |fault: &Fault| fault.at + fault.lasts <= limit;
+                assert!(faults.iter().all(in_time), "{sequence}");
+                kinds.extend(faults.iter().map(|fault| fault.kind));
+            }
+            kinds.sort();
+            kinds.dedup();
+            assert_eq!(kinds, setting.kinds);
         }
-        kinds.sort();
-        kinds.dedup();
-        assert_eq!(kinds, Kind::ALL.map(|(kind, _)| kind));
+    }
+
+    #[test]
+    fn each_kind_has_its_own_name() {
+        for (index, (kind, name)) in Kind::ALL.iter().enumerate() {
+            assert_eq!((*kind as usize, kind.name()), (index, *name));
+        }
+    }
+
+    #[test]
+    fn a_fault_of_nodes_is_foreign_to_networks() {
+        let sequence: Sequence = "cut:0@0+1 kill-node:1@0+1".parse().unwrap();
+        assert_eq!(sequence.foreign_to(&ON_NETWORKS), Some(Kind::KillNode));
+        assert_eq!(sequence.foreign_to(&ON_NODES), None);
     }
 
     #[test]
     fn what_is_printed_can_be_given_back() {
-        for seed in 0..200 {
-            let sequence = Sequence::from_seed(seed);
-            assert_eq!(sequence.to_string().parse(), Ok(sequence));
+        for setting in [&ON_NETWORKS, &ON_NODES] {
+            for seed in 0..200 {
+                let sequence = Sequence::from_seed(setting, seed);
+                assert_eq!(sequence.to_string().parse(), Ok(sequence));
+            }
         }
         let read = |text: &str| text.parse::<Sequence>();
         assert_eq!(
@@ -264,6 +398,7 @@ mod tests {
             "cut",
             "cut:0",
             "cut:3@0+0",
+            "restart-api-server:1@0+0",
             "cut:0@0",
             "cut:0@-1+0",
             "tea:0@0+0",

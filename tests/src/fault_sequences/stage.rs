@@ -1,4 +1,4 @@
-//! The control plane and the machines of many sequences, and what must hold of each sequence.
+//! What many sequences are tried on, and what must hold of each sequence.
 
 use std::fmt::{self, Display, Formatter};
 use std::fs;
@@ -13,51 +13,85 @@ use kube::api::ListParams;
 use kube::{Api, Client};
 use prima_crds::v1alpha1::ring_plan::RingPlan;
 use serde_json::json;
-use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-use super::client::{self, Asking, PROMPTS, View};
-use super::machine::{Clock, Machine};
+use super::client::{Asking, PATIENCE, PROMPTS, TOKENS, View, complete};
+use super::faults::sleep_until;
 use super::observed::Observed;
-use super::sequence::{Kind, MACHINES, Sequence};
-use crate::api_server::{ApiServer, Backend};
-use crate::declared_machines;
-use crate::network::{Network, Networks, ROUTER};
-use crate::operator::{self, Operator};
-use crate::{wait_for, wait_until};
+use super::sequence::{Fault, Kind, Sequence, Setting};
+use crate::api_server::ApiServer;
+use crate::operator::NAMESPACE;
+use crate::patience::pause;
+use crate::{declared_machines, wait_for, wait_until};
 
-/// Below the folder of every machine.
-pub(super) const MODEL_FILE: &str = "models/model.gguf";
-/// Seconds.
-const LEADER_LEASE: &str = "10";
-/// From the moment in which the last fault is lifted until the Model is ready and answers. An agent that was killed more than once waits for some
-/// time before it starts a member again.
-const HEALS_WITHIN: Duration = Duration::from_secs(90);
 /// Answers one after the other, until a ring counts as healed.
 const IN_A_ROW: usize = 5;
-/// How long members may take to end with their plan.
-const ENDS_WITHIN: Duration = Duration::from_secs(60);
-const LOOK: Duration = Duration::from_millis(200);
+
+/// A control plane and machines with agents, two operators, and a copy of the model's file on each machine. Ends on drop.
+pub trait Place: Sync {
+    /// What can be done to it.
+    const SETTING: Setting;
+
+    /// Does `work` in a network from where rings and the API server are reached, whatever is broken.
+    fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T;
+
+    fn api(&self) -> &ApiServer;
+
+    /// The model's file, as machines call it.
+    fn model(&self) -> PathBuf;
+
+    /// Brings a fault about, and lifts it at `end`. Returns for how much longer than its kind says a broken ring may go unseen, since nobody
+    /// leads meanwhile.
+    fn carry_out(&self, fault: &Fault, roles: &Roles, end: Instant) -> Duration;
+
+    /// Until it is over, starts again what ends by itself, and notes it, where nobody else does.
+    fn keep_up(&self, over: &AtomicBool, ended: &Mutex<Vec<String>>);
+
+    /// How many members of rings run.
+    fn members(&self) -> usize;
+
+    /// Deletes what belonged to a Model that is gone, where nobody else does.
+    fn collect_garbage(&self, model: &str);
+
+    /// Whether all is there again that faults take away.
+    ///
+    /// # Errors
+    /// What is not.
+    fn is_whole(&self) -> Result<(), String>;
+
+    /// What programs of ours wrote, as far as it is there.
+    fn logs(&self) -> Vec<PathBuf>;
+
+    /// Keeps the logs of all programs, and tells where.
+    fn keep_logs(self) -> PathBuf;
+}
 
 /// Made once for many sequences. Ends on drop.
-pub struct Stage<'a> {
-    pub(super) operators: [OperatorSlot; 2],
-    pub(super) machines: Vec<Machine>,
-    pub(super) networks: &'a [Network],
+pub struct Stage<P> {
     expected: [String; 3],
     runtime: Runtime,
     client: Client,
-    pub(super) api: ApiServer,
-    folder: TempDir,
+    place: P,
     sequences: AtomicU32,
 }
 
-/// One of two operators.
-pub(super) struct OperatorSlot {
-    operator: Mutex<Option<Operator>>,
-    identity: &'static str,
-    pub(super) clock: Clock,
-    logs: PathBuf,
+/// Who has which part.
+pub struct Roles {
+    /// Of the newest ring, by rank.
+    members: Vec<String>,
+    /// The operator that leads, or led last.
+    pub(super) leader: String,
+}
+
+impl Roles {
+    /// Places in a list of machines: those of the ring first, by rank.
+    pub(super) fn order<'a>(&self, machines: impl Iterator<Item = &'a str>) -> Vec<usize> {
+        let rank = |name: &str| self.members.iter().position(|member| member == name);
+        let ranks = machines.map(|name| rank(name).unwrap_or(self.members.len()));
+        let mut order: Vec<(usize, usize)> = ranks.zip(0..).collect();
+        order.sort();
+        order.into_iter().map(|(_, index)| index).collect()
+    }
 }
 
 /// Ends what goes on until this is true, also where a thread that is waited for panics.
@@ -85,69 +119,37 @@ pub struct Report {
     pub problems: Vec<String>,
 }
 
-/// Makes networks for stages, and does `work` on the router between them. Everything that the process starts must be started by `work`.
-pub fn with_networks<T: Send>(work: impl FnOnce(&[Network]) -> T + Send) -> T {
-    let networks = Networks::new(MACHINES as u8);
-    networks.within_router(|| work(&networks.each))
-}
-
-impl<'a> Stage<'a> {
-    /// Starts everything, and waits until it answers.
-    pub fn new(networks: &'a [Network]) -> Stage<'a> {
-        let folder = tempfile::Builder::new().prefix("prima-faults-").tempdir();
-        let folder = folder.expect("a temporary folder");
-        let path = folder.path();
-        let api = ApiServer::start_on(ROUTER, Backend::Kine);
-        operator::install_chart(&api);
-        let names = ["one", "two", "three"];
-        for name in names {
-            let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
-            api.apply(&node.to_string()).expect("a Node");
-        }
-        for disk in ["data", "models", "image", "logs"] {
-            fs::create_dir(path.join(disk)).expect("a folder");
-        }
-        let logs = path.join("logs");
-        let library = Clock::build(path);
-        let clock = |of: &str| Clock::new(&library, path.join(format!("clock-{of}")));
-        let machines = names.iter().zip(networks);
-        let machines: Vec<Machine> = machines
-            .map(|(name, network)| {
-                let machine = Machine::new(name, network, path, &logs, clock(name));
-                machine.start_agent(&api);
-                machine
-            })
-            .collect();
-        let operators = ["operator-a", "operator-b"].map(|identity| {
-            let slot = OperatorSlot {
-                operator: Mutex::default(),
-                identity,
-                clock: clock(identity),
-                logs: logs.join(identity),
-            };
-            fs::create_dir(&slot.logs).expect("a folder");
-            slot.start(&api);
-            slot
+impl<P: Place> Stage<P> {
+    /// Waits until a Model answers there.
+    pub fn on(place: P) -> Stage<P> {
+        let (runtime, client) = place.within(|| {
+            // Its threads stay in this network.
+            let runtime = Runtime::new().expect("a runtime");
+            let client = runtime.block_on(declared_machines::client(place.api()));
+            (runtime, client)
         });
-        let runtime = Runtime::new().expect("a runtime");
-        let client = runtime.block_on(declared_machines::client(&api));
         let mut stage = Stage {
-            operators,
-            machines,
-            networks,
             expected: Default::default(),
             runtime,
             client,
-            api,
-            folder,
+            place,
             sequences: AtomicU32::default(),
         };
-        stage.expected = stage.undisturbed();
+        stage.expected = stage.place.within(|| stage.undisturbed());
         stage
     }
 
     /// A Model, from its creation to its end, with these faults in between.
     pub fn run(&self, sequence: &Sequence) -> Report {
+        self.place.within(|| self.run_here(sequence))
+    }
+
+    fn run_here(&self, sequence: &Sequence) -> Report {
+        let Setting {
+            heals_within,
+            ends_within,
+            ..
+        } = P::SETTING;
         let panics_before = self.panics();
         let model = format!(
             "sequence-{}",
@@ -158,11 +160,12 @@ impl<'a> Stage<'a> {
         let view = View::of(&model, &self.client, &self.runtime);
         let (over, in_a_row, ended) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
         let mut problems = Vec::new();
+        let mut nobody_leads = Duration::ZERO;
         let (ready_after, healed_after, (observed, wrong)) = thread::scope(|threads| {
             let end = SetOnDrop(&over);
-            threads.spawn(|| self.restart_what_ends(&over, &ended));
+            threads.spawn(|| self.place.keep_up(&over, &ended));
             let is_ready = || view.ready().is_some();
-            let ready_after = within(HEALS_WITHIN, is_ready).then(|| created.elapsed());
+            let ready_after = within(heals_within, is_ready).then(|| created.elapsed());
             let begin = Instant::now();
             let asking = Asking {
                 view: &view,
@@ -178,11 +181,11 @@ impl<'a> Stage<'a> {
                 .map(|fault| threads.spawn(move || self.carry_out(fault, begin)))
                 .collect();
             for fault in faults {
-                fault.join().expect("a fault");
+                nobody_leads = nobody_leads.max(fault.join().expect("a fault"));
             }
             let lifted = Instant::now();
             let mut answered_from = None;
-            let healed = within(HEALS_WITHIN, || {
+            let healed = within(heals_within, || {
                 let in_a_row = in_a_row.lock().unwrap();
                 let mut since = in_a_row.iter().filter(|at| **at >= lifted);
                 answered_from = since.next().copied();
@@ -196,30 +199,38 @@ impl<'a> Stage<'a> {
         });
         if ready_after.is_none() {
             problems.push(format!(
-                "the ring was not ready within {HEALS_WITHIN:?}, before any fault"
+                "the ring was not ready within {heals_within:?}, before any fault"
             ));
         } else if healed_after.is_none() {
             problems.push(format!(
-                "the ring did not come back within {HEALS_WITHIN:?}: {}",
+                "the ring did not come back within {heals_within:?}: {}",
                 self.state(&model)
             ));
         }
         problems.extend(wrong);
         let longest_false_ready = observed.longest_false_ready();
-        let bound = unseen(sequence);
+        let bound = unseen(sequence) + nobody_leads;
         if longest_false_ready > bound {
             let trouble = told(&observed);
             problems.push(format!("said for {longest_false_ready:.1?} that it answers, and did not (bound: {bound:?}):\n{trouble}"));
         }
         self.delete(&model);
-        let members = || self.machines.iter().flat_map(Machine::members).count();
-        if !within(ENDS_WITHIN, || members() == 0) {
-            problems.push(format!("{} members are left behind", members()));
+        let mut left = Vec::new();
+        let ends = within(ends_within, || {
+            left = self.left_behind(&model);
+            left.is_empty()
+        });
+        if !ends {
+            problems.push(format!("left behind: {}", left.join(", ")));
         }
-        let panics = self.panics();
-        if panics.len() > panics_before.len() {
-            problems.extend_from_slice(&panics[panics_before.len()..]);
-        }
+        let mut lacks = None;
+        let whole = within(heals_within, || {
+            lacks = self.place.is_whole().err();
+            lacks.is_none()
+        });
+        problems.extend(lacks.filter(|_| !whole));
+        let panics = self.panics().into_iter();
+        problems.extend(panics.filter(|line| !panics_before.contains(line)));
         Report {
             ready_after: ready_after.unwrap_or_default(),
             answers: observed.asked.len() - observed.failed(),
@@ -233,38 +244,33 @@ impl<'a> Stage<'a> {
 
     /// Keeps the logs of all programs, and tells where.
     pub fn keep_logs(self) -> PathBuf {
-        self.folder.keep().join("logs")
+        self.place.keep_logs()
     }
 
-    /// Places in `machines`: those of the newest ring first, by rank.
-    pub(super) fn machines_in_order(&self) -> Vec<usize> {
+    /// Waits until the fault begins, and until it has been lifted. Returns what [`Place::carry_out`] does.
+    fn carry_out(&self, fault: &Fault, begin: Instant) -> Duration {
+        sleep_until(begin + fault.at);
+        let end = begin + fault.at + fault.lasts;
+        self.place.carry_out(fault, &self.roles(), end)
+    }
+
+    /// As the API server has it; while it is away, it is waited for.
+    fn roles(&self) -> Roles {
         let plans = Api::<RingPlan>::default_namespaced(self.client.clone());
-        let plans = self.runtime.block_on(plans.list(&ListParams::default()));
-        let newest = plans
-            .expect("plans")
-            .items
-            .into_iter()
-            .max_by_key(|plan| plan.spec.generation);
+        let all = ListParams::default();
+        let plans = wait_for("plans", || self.runtime.block_on(plans.list(&all)));
+        let plans = plans.items.into_iter();
+        let newest = plans.max_by_key(|plan| plan.spec.generation);
         let members = newest.map(|plan| plan.spec.members).unwrap_or_default();
-        let mut order: Vec<usize> = (0..self.machines.len()).collect();
-        order.sort_by_key(|index| {
-            let name = &self.machines[*index].name;
-            let rank = members.iter().position(|member| member.name == *name);
-            rank.unwrap_or(members.len())
+        let leases = Api::<Lease>::namespaced(self.client.clone(), NAMESPACE);
+        let lease = wait_for("the Lease of who leads", || {
+            self.runtime.block_on(leases.get("prima-operator"))
         });
-        order
-    }
-
-    /// Which operator leads, or led last.
-    pub(super) fn leader(&self) -> usize {
-        let leases = Api::<Lease>::namespaced(self.client.clone(), operator::NAMESPACE);
-        let lease = self
-            .runtime
-            .block_on(leases.get("prima-operator"))
-            .expect("a Lease");
-        let holder = lease.spec.and_then(|spec| spec.holder_identity);
-        let is_it = |slot: &OperatorSlot| holder.as_deref() == Some(slot.identity);
-        self.operators.iter().position(is_it).unwrap_or(0)
+        let leader = lease.spec.and_then(|spec| spec.holder_identity);
+        Roles {
+            members: members.into_iter().map(|member| member.name).collect(),
+            leader: leader.unwrap_or_default(),
+        }
     }
 
     /// Answers while nothing is wrong.
@@ -273,14 +279,10 @@ impl<'a> Stage<'a> {
         self.create(model);
         let view = View::of(model, &self.client, &self.runtime);
         let address = wait_for("a ring", || view.ready().ok_or_else(|| self.state(model)));
-        let answers =
-            PROMPTS.map(|prompt| client::complete(address, model, prompt).expect("an answer"));
+        let ask = |prompt| complete(PATIENCE, address, model, prompt, TOKENS);
+        let answers = PROMPTS.map(|prompt| wait_for("an answer", || ask(prompt)));
         self.delete(model);
-        wait_until("no members", || {
-            self.machines
-                .iter()
-                .all(|machine| machine.members().is_empty())
-        });
+        wait_until("nothing is left", || self.left_behind(model).is_empty());
         answers
     }
 
@@ -290,22 +292,35 @@ impl<'a> Stage<'a> {
             "kind": "Model",
             "metadata": {"name": model, "namespace": "default"},
             "spec": {
-                "source": {"hostPath": {"path": self.folder.path().join(MODEL_FILE)}},
+                "source": {"hostPath": {"path": self.place.model()}},
                 "contextLength": 512,
                 "minNodes": 2,
             },
         });
-        self.api.apply(&object.to_string()).expect("a Model");
+        self.place
+            .api()
+            .apply(&object.to_string())
+            .expect("a Model");
     }
 
-    /// With all that belongs to it: nobody here collects garbage.
     fn delete(&self, model: &str) {
-        self.api
-            .kubectl(&["delete", "model", model])
-            .expect("deleted");
+        let deleted = self.place.api().kubectl(&["delete", "model", model]);
+        deleted.expect("deleted");
+        self.place.collect_garbage(model);
+    }
+
+    /// What there is of a Model that was deleted: members, whosever they are, or else objects.
+    fn left_behind(&self, model: &str) -> Vec<String> {
+        let members = self.place.members();
+        if members > 0 {
+            return vec![format!("{members} members")];
+        }
         let label = format!("prima.dev/model={model}");
-        let rest = ["delete", "ringplans,services,endpointslices", "-l", &label];
-        self.api.kubectl(&rest).expect("deleted");
+        let kinds = "ringplans,services,endpointslices";
+        let get = ["get", kinds, "-l", &label, "-o", "name"];
+        let objects = self.place.api().kubectl(&get);
+        let objects = objects.unwrap_or_else(|error| error.to_string());
+        objects.lines().map(str::to_owned).collect()
     }
 
     /// What the cluster says of it, for people.
@@ -316,45 +331,23 @@ impl<'a> Stage<'a> {
         let members = "{range .items[*]}{.metadata.name}: {range .status.members[*]}{.name} {.state} ({.message}), {end}\n{end}";
         let members = format!("jsonpath={members}");
         let asked = [
-            ["model", model, "-o", &conditions],
-            ["ringplans", "--all-namespaces", "-o", &members],
+            &["model", model, "-o", &conditions][..],
+            &["ringplans", "--all-namespaces", "-o", &members],
+            &["pods", "--all-namespaces", "-o", "wide"],
         ];
         let said = asked.map(|asked| {
-            self.api
-                .kubectl(&[&["get"], &asked[..]].concat())
+            self.place
+                .api()
+                .kubectl(&[&["get"], asked].concat())
                 .unwrap_or_else(|error| error.to_string())
         });
         said.concat()
     }
 
-    /// As kubelets do.
-    fn restart_what_ends(&self, over: &AtomicBool, ended: &Mutex<Vec<String>>) {
-        while !over.load(Ordering::Relaxed) {
-            let note = |name: &str| ended.lock().unwrap().push(name.to_owned());
-            for machine in &self.machines {
-                if machine.restart_ended_agent(&self.api) {
-                    note(&format!("the agent of {}", machine.name));
-                }
-            }
-            for slot in &self.operators {
-                if slot.restart_ended(&self.api) {
-                    note(slot.identity);
-                }
-            }
-            thread::sleep(LOOK);
-        }
-    }
-
     /// Lines of all logs.
     fn panics(&self) -> Vec<String> {
-        let logs = self.folder.path().join("logs");
-        let folders = self
-            .operators
-            .iter()
-            .map(|slot| slot.logs.clone())
-            .chain([logs]);
-        let files = folders.flat_map(|folder| fs::read_dir(folder).expect("logs").flatten());
-        let logs = files.filter_map(|file| fs::read(file.path()).ok());
+        let logs = self.place.logs().into_iter();
+        let logs = logs.filter_map(|file| fs::read(file).ok());
         let lines = logs.flat_map(|log| {
             let log = String::from_utf8_lossy(&log).into_owned();
             let panics = log.lines().filter(|line| line.contains("panicked at"));
@@ -364,54 +357,16 @@ impl<'a> Stage<'a> {
     }
 }
 
-impl OperatorSlot {
-    pub(super) fn start(&self, api: &ApiServer) {
-        let mut operator = self.operator.lock().unwrap();
-        if operator.is_none() {
-            let clock = self.clock.variables();
-            let environment = [&clock[..], &[("PRIMA_LEADER_LEASE", LEADER_LEASE)]].concat();
-            *operator = Some(Operator::start_logging(
-                &self.logs,
-                api,
-                self.identity,
-                &environment,
-            ));
-        }
-    }
-
-    pub(super) fn kill(&self) {
-        *self.operator.lock().unwrap() = None;
-    }
-
-    pub(super) fn process(&self) -> Option<u32> {
-        self.operator
-            .lock()
-            .unwrap()
-            .as_ref()
-            .map(Operator::process)
-    }
-
-    fn restart_ended(&self, api: &ApiServer) -> bool {
-        let ended = self
-            .operator
-            .lock()
-            .unwrap()
-            .take_if(Operator::has_ended)
-            .is_some();
-        if ended {
-            self.start(api);
-        }
-        ended
-    }
-}
-
 /// Says where the logs of a stage are in which a sequence failed, and tries shorter ones, each on a stage of its own. Returns the shortest that
 /// fails.
-pub fn shrunk(failed: Stage<'_>, networks: &[Network], sequence: Sequence) -> Sequence {
+pub fn shrunk<P: Place>(
+    failed: Stage<P>,
+    make: impl Fn() -> Stage<P>,
+    sequence: Sequence,
+) -> Sequence {
     eprintln!("logs: {}", failed.keep_logs().display());
     sequence.shrink(|shorter| {
-        let stage = Stage::new(networks);
-        let report = stage.run(shorter);
+        let report = make().run(shorter);
         eprintln!("without one: {shorter}\n  {report}");
         !report.problems.is_empty()
     })
@@ -443,9 +398,9 @@ impl Display for Report {
 
 /// How long it may go unseen that a ring is broken by these faults.
 fn unseen(sequence: &Sequence) -> Duration {
-    let longest = |of_operators: bool| {
+    let longest = |hide: bool| {
         let kinds = sequence.0.iter().map(|fault| fault.kind);
-        let kinds = kinds.filter(|kind| kind.is_of_operators() == of_operators);
+        let kinds = kinds.filter(|kind| kind.hides() == hide);
         kinds.map(Kind::unseen).max().unwrap_or_default()
     };
     longest(false) + longest(true)
@@ -473,10 +428,11 @@ fn told(observed: &Observed) -> String {
 fn within(patience: Duration, mut holds: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + patience;
     loop {
+        let begun = Instant::now();
         match holds() {
             true => return true,
             false if Instant::now() > deadline => return false,
-            false => thread::sleep(LOOK),
+            false => pause(begun.elapsed()),
         }
     }
 }
