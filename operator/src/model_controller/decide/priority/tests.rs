@@ -361,8 +361,11 @@ fn whoever_decides_when_it_ends_the_same_and_no_ring_ends_twice() {
             };
             let mut there = world_of(priority, &desk);
             own(&mut there).metadata.uid = Some(name.to_owned());
+            // The Model of higher priority is made when it is decided about first.
             let standing = standings.get(other.0).cloned();
-            add_model(&mut there, other.0, (other.1, 1), standing);
+            if turn == 'h' || standing.is_some() {
+                add_model(&mut there, other.0, (other.1, 1), standing);
+            }
             let all = plans.iter().cloned();
             let (of_own, others): (Vec<_>, Vec<_>) = all.partition(|plan| is_owned_by(plan, name));
             (there.plans, there.others) = (of_own, others);
