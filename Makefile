@@ -88,7 +88,7 @@ check-cuda: ## Compile the CUDA build on a machine without a GPU
 fuzz: ## Fuzz what reads headers, frames, templates, requests and servers' answers, an hour each (SECONDS_EACH=60 TARGETS='header frame': these)
 	$(WITH) env $(if $(SECONDS_EACH),SECONDS_EACH=$(SECONDS_EACH)) $(PYTHON) tests/fuzz/run.py $(TARGETS)
 
-faults: ## Try many random sequences of faults on a Model, less than a minute each (SEQUENCES=200 SEED=n; SEQUENCE='cut:0@500+8000': this one; root); CLUSTER=1: on a real cluster, a minute or two each (SEQUENCES=20), or LOAD=1000: so many requests over upgrades and drains
+faults: ## Try many random sequences of faults on a Model (SEQUENCES=200 SEED=n; SEQUENCE='cut:0@500+8000': this one; CLUSTER=1: on a real cluster, or there LOAD=1000 requests over upgrades and drains; root)
 	$(PYTHON) tests/assets/fetch.py run
 	$(PYTHON) tests/run/machine.py api-server faulty-machines $(if $(CLUSTER),nodes)
 	$(WITH) cargo build --locked -p prima -p prima-node-agent

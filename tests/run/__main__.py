@@ -44,7 +44,7 @@ PARTS = {
     "prima-tests::local_ring_lent": ("networks", "(test(=machines_of_two_networks_make_a_ring) | test(=a_machine_that_is_cut_off_is_noticed_soon))"),
     "prima-engine::gpu_layers": ("vulkan", "all()"),
     "prima-node-agent": ("vulkan", "test(=profile::gpu::tests::everything_of_a_gpu_is_measured)"),
-    EMULATED: ("large-pages", "test(=a_raspberry_pi_5_has_large_pages)"),
+    EMULATED: ("large-pages", "(test(=a_raspberry_pi_5_has_large_pages) | test(=weights_stream_on_a_raspberry_pi_5))"),
 }
 # What no machine of ours runs in these tests.
 ELSEWHERE = [

@@ -183,6 +183,18 @@ fn a_raspberry_pi_5_has_large_pages() {
     ring_with(&RASPBERRY_PI_5, &smollm2(), &PROMPTS[..2], NOISE);
 }
 
+/// Pages of its system are larger than the blocks in which weights are read.
+#[test]
+fn weights_stream_on_a_raspberry_pi_5() {
+    for program in ["streamed_weights", "streamed_experts"] {
+        let printed = run(&mut RASPBERRY_PI_5.run(program));
+        assert!(
+            printed.contains("every_budget_gives_the_same_bits ... ok"),
+            "{program}: {printed}"
+        );
+    }
+}
+
 /// Its planner finds as good a plan as this machine's does; the solver rounds differently there.
 #[test]
 fn a_raspberry_pi_5_runs_the_operators_program() {

@@ -21,8 +21,8 @@ const PING_INTERVAL: Duration = Duration::from_secs(2);
 const PING_TIMEOUT: Duration = Duration::from_secs(6);
 /// Whose system takes in nothing for this long is gone: the machine is off, or the way to it is cut. A system answers for programs that are busy, so
 /// this tells sooner than pings. (A program that reads nothing until its buffers are full is gone, too.) It counts from the first try to send
-/// something again. At a predecessor that may be a ping, which goes out up to `PING_INTERVAL` after the cut: 5.3 s in all; at a successor it is a
-/// sign of life, 0.5 s after it: 3.7 s. There is time for four tries (after 0.2, 0.6, 1.4 and 3 s), enough in a network at home, where one packet
+/// something again. To an idle successor that may be a ping, which goes out up to `PING_INTERVAL` after the cut: 5.3 s in all; to a predecessor it is
+/// a sign of life, after 0.5 s: 3.7 s. There is time for four tries (after 0.2, 0.6, 1.4 and 3 s), enough in a network at home, where one packet
 /// in a hundred may be lost.
 const UNREACHABLE: Duration = Duration::from_secs(3);
 /// How often the other system is asked while nothing else goes over a connection.
