@@ -408,11 +408,20 @@ def test_it_works_where_storage_is_broken(browser, broken, told):
         expect(page.locator("#trouble")).to_contain_text(told)
     else:
         expect(page.locator("#trouble")).to_be_hidden()
+    expect(page.locator(".assistant .words")).to_have_text("Certainly.")
     page.click("text=New chat")
     page.click("#list >> text=A question")
     expect(page.locator(".assistant .words")).to_have_text("Certainly.")
     assert wrong == []
     context.close()
+
+
+def test_a_question_that_is_left_before_its_answer_is_kept(page):
+    page.route("**/v1/chat/completions", lambda route: None)
+    ask(page, "A question")
+    page.click("text=New chat")
+    page.click("#list >> text=A question")
+    expect(page.locator("#text")).to_have_value("A question")
 
 
 def test_room_made_by_deleting_is_used(page):

@@ -86,10 +86,10 @@ async function ask(question) {
   }
   if (message.content || message.tool_calls) {
     asked.messages.push(message);
-  } else {
-    // Unanswered: the question goes back where it can be sent again.
+  } else if (asked === conversation) {
+    // Unanswered: the question goes back where it can be sent again. (Of another conversation, when that is opened.)
     asked.messages.pop();
-    if (asked === conversation && !$("text").value) { $("text").value = question; grow(); }
+    if (!$("text").value) { $("text").value = question; grow(); }
   }
   // Deleted meanwhile: it stays deleted.
   if (store.find(asked.id)) keep(asked);
