@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::command::{CommandError, run};
@@ -36,6 +37,14 @@ const STORE_PORT: u16 = 2379;
 /// Who has an account beside the administrator and the kubelets.
 const COMPONENTS: [&str; 3] = ["kube-controller-manager", "kube-scheduler", "kube-proxy"];
 const SERVICE_NETWORK: &str = "10.96.0.0/16";
+
+/// A condition of an object as the API server has it; `null` where there is none yet.
+pub fn condition(object: &Value, kind: &str) -> Value {
+    let conditions = object["status"]["conditions"].as_array();
+    let mut conditions = conditions.into_iter().flatten();
+    let found = conditions.find(|one| one["type"] == kind);
+    found.cloned().unwrap_or_default()
+}
 
 /// It and what was started beside it ends on drop.
 pub struct ApiServer {

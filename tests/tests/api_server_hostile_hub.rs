@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use prima_test_hub::{Control, Fail, TestHub};
-use prima_tests::api_server::{ApiServer, Backend};
+use prima_tests::api_server::{self, ApiServer, Backend};
 use prima_tests::declared_machines::{DeclaredMachines, FILE, made_up};
 use prima_tests::operator::{Operator, install_chart};
 use prima_tests::wait_until;
@@ -195,9 +195,5 @@ fn get(api: &ApiServer, kind: &str, name: &str) -> Value {
 }
 
 fn condition(api: &ApiServer, model: &str, kind: &str) -> Value {
-    let mut model = get(api, "model", model);
-    let conditions = model["status"]["conditions"].as_array_mut();
-    let mut conditions = conditions.into_iter().flatten();
-    let found = conditions.find(|one| one["type"] == kind);
-    found.map_or(Value::Null, Value::take)
+    api_server::condition(&get(api, "model", model), kind)
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
 use prima_test_hub::{Cut, TestHub};
+use prima_tests::api_server::condition;
 use prima_tests::cluster::{Cluster, ON_DISK, PrimaImages};
 use prima_tests::local_ring::{LocalRing, running_members, smollm2};
 use prima_tests::{PATIENCE, assets, http, timeout_argument, wait_for, wait_until};
@@ -998,12 +999,4 @@ fn index_of(node: &str) -> usize {
         .strip_prefix("node-")
         .and_then(|index| index.parse().ok());
     index.expect("node-N")
-}
-
-/// A condition of an object; null where there is none yet.
-fn condition(object: &Value, kind: &str) -> Value {
-    let conditions = object["status"]["conditions"].as_array();
-    let mut conditions = conditions.into_iter().flatten();
-    let condition = conditions.find(|one| one["type"] == kind);
-    condition.cloned().unwrap_or_default()
 }
