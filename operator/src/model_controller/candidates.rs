@@ -18,6 +18,8 @@ use crate::cluster::world::{AgentState, Machine};
 pub struct Candidates {
     /// What the planner gets, without the memory that is promised to other Models' plans.
     pub profiles: Vec<NodeProfile>,
+    /// How many bytes of a machine's memory that is.
+    pub promised: BTreeMap<String, i64>,
     /// Name and reason.
     pub out: Vec<(String, String)>,
     /// Those of them whose agents end, and still run their members.
@@ -41,7 +43,7 @@ impl Candidates {
         Self::beside(&world.others, model, resolved, world, refused, members)
     }
 
-    /// The same if of other Models' plans only these were there.
+    /// The same as if `others` were all the plans of other Models.
     pub fn beside(
         others: &[Arc<RingPlan>],
         model: &Model,
@@ -66,7 +68,8 @@ impl Candidates {
                 Ok((profile, status)) => {
                     let mut profile = profile.clone();
                     let mut status = status.clone();
-                    take_promised(&mut status, &machine.name, &others);
+                    let promised = take_promised(&mut status, &machine.name, &others);
+                    candidates.promised.insert(machine.name.clone(), promised);
                     profile.status = Some(status);
                     candidates.profiles.push(profile);
                 }
@@ -262,8 +265,8 @@ fn has_file(agent: &AgentProfile, path: &str, version: &FileVersion) -> Result<(
     }
 }
 
-/// Takes off the memory promised to other plans, whether they use it already or not.
-fn take_promised(status: &mut NodeProfileStatus, name: &str, others: &[Arc<RingPlan>]) {
+/// Takes off the memory promised to other plans, whether they use it already or not. Returns how much of it is the machine's.
+fn take_promised(status: &mut NodeProfileStatus, name: &str, others: &[Arc<RingPlan>]) -> i64 {
     let members = || {
         let plans = others.iter().flat_map(|plan| &plan.spec.members);
         plans.filter(|member| member.name == name)
@@ -271,6 +274,7 @@ fn take_promised(status: &mut NodeProfileStatus, name: &str, others: &[Arc<RingP
     let memory: i64 = members().filter_map(|member| member.memory_bytes).sum();
     let gpu: i64 = members().filter_map(|member| member.gpu_memory_bytes).sum();
     status.take_promised(memory, gpu);
+    memory
 }
 
 fn is_new(machine: &Machine) -> bool {

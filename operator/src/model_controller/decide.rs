@@ -71,7 +71,12 @@ impl State {
         self.answers
             .retain(|known| known.fingerprint != answer.fingerprint);
         self.answers.push(answer);
-        let too_many = self.answers.len().saturating_sub(ANSWERS);
+        self.keep_answers(ANSWERS);
+    }
+
+    /// Forgets all answers but this many, the newest.
+    fn keep_answers(&mut self, count: usize) {
+        let too_many = self.answers.len().saturating_sub(count);
         self.answers.drain(..too_many);
     }
 
@@ -214,6 +219,13 @@ pub fn decide(world: &World, state: &State, now: Instant) -> (Decision, State) {
         DecisionKind::New { .. } | DecisionKind::Keep(_) => false,
         DecisionKind::Impossible { .. } | DecisionKind::Ask(_) => state.displaced,
     };
+    if matches!(
+        decision.kind,
+        DecisionKind::New { .. } | DecisionKind::Keep(_)
+    ) {
+        // What others' end would be good for is no question any more.
+        state.keep_answers(1);
+    }
     (decision, state)
 }
 

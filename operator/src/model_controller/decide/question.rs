@@ -1,5 +1,6 @@
 //! What the planner is asked, and what it answers.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use kube::ResourceExt;
@@ -82,30 +83,11 @@ impl Question {
     }
 }
 
-/// Memory counts in steps of a twentieth, links in steps of a quarter, how many experts are missed in steps of a tenth.
+/// A hash of all that the answer depends on. How many experts are missed counts in steps of a tenth.
 pub fn fingerprint(model: &Model, resolved: &ResolvedModel, candidates: &Candidates) -> String {
-    let steps = |value: i64| (value.max(1) as f64).log(1.25).round() as i64;
     let machines = candidates.profiles.iter().map(|profile| {
-        let status = profile.status.as_ref();
-        let memory = status
-            .map(|status| status.memory.available_bytes * 20 / status.memory.total_bytes.max(1));
-        let links: Vec<_> = status
-            .into_iter()
-            .flat_map(|status| &status.links)
-            .map(|link| {
-                (
-                    &link.to,
-                    steps(link.latency_nanoseconds),
-                    steps(link.bytes_per_second),
-                )
-            })
-            .collect();
-        let measured = status.map(|status| (&status.measured_at, &status.gpus));
-        format!(
-            "{} {:?} {memory:?} {measured:?} {links:?}",
-            profile.name_any(),
-            profile.spec
-        )
+        let promised = candidates.promised.get(&profile.name_any());
+        plan_depends_on(profile, promised.copied().unwrap_or(0))
     });
     let machines: Vec<String> = machines.collect();
     let draft = resolved.draft.as_ref();
@@ -114,5 +96,38 @@ pub fn fingerprint(model: &Model, resolved: &ResolvedModel, candidates: &Candida
         draft.map(|draft| &draft.version.header_sha256),
     );
     let misses = (missed_before(model, resolved).unwrap_or(100) + 5) / 10;
-    format!("{:?} {versions:?} {machines:?} {misses}", model.spec)
+    let asked = format!("{:?} {versions:?} {machines:?} {misses}", model.spec);
+    let mut hasher = DefaultHasher::new();
+    asked.hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
+}
+
+/// What plans depend on of a machine that lacks `promised` bytes of memory, which other Models' plans have. These count to the byte, since the
+/// end of a small ring helps where little is lacking. Free memory comes and goes, so what there is without them counts in steps of a
+/// twentieth, and links in steps of a quarter.
+pub fn plan_depends_on(profile: &NodeProfile, promised: i64) -> String {
+    let steps = |value: i64| (value.max(1) as f64).log(1.25).round() as i64;
+    let status = profile.status.as_ref();
+    let memory = status.map(|status| {
+        let memory = &status.memory;
+        let available = memory.available_bytes.saturating_add(promised);
+        available.saturating_mul(20) / memory.total_bytes.max(1)
+    });
+    let links: Vec<_> = status
+        .into_iter()
+        .flat_map(|status| &status.links)
+        .map(|link| {
+            (
+                &link.to,
+                steps(link.latency_nanoseconds),
+                steps(link.bytes_per_second),
+            )
+        })
+        .collect();
+    let measured = status.map(|status| (&status.measured_at, &status.gpus));
+    format!(
+        "{} {:?} {memory:?} {promised} {measured:?} {links:?}",
+        profile.name_any(),
+        profile.spec
+    )
 }

@@ -131,6 +131,19 @@ fn as_few_rings_as_will_do_end_and_those_of_the_lowest_priority() {
 }
 
 #[test]
+fn a_ring_that_has_less_than_a_step_of_memory_ends_too() {
+    let mut desk = without_disk("desk");
+    let memory = &mut profile(&mut desk).status.as_mut().unwrap().memory;
+    // A step is 5 GiB, and with the other ring or without there are from 5 to 10.
+    (memory.total_bytes, memory.available_bytes) = (100 * GIB, 99 * GIB / 10);
+    let mut there = world_of(10, &[desk]);
+    assert!(is_new(&decided(&there)));
+    add_model(&mut there, "low", (0, 1), None);
+    add_ring(&mut there, "low", "desk", 2 * GIB);
+    assert_eq!(concerned(&decided(&there)), ["low"]);
+}
+
+#[test]
 fn a_small_ring_does_not_end_where_a_large_one_has_to() {
     let mut there = world_of(10, &[without_disk("desk")]);
     for (name, second, bytes) in [("small", 2, GIB), ("large", 1, 6 * GIB)] {
