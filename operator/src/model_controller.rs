@@ -39,7 +39,7 @@ use api_keys::KnownApiKeys;
 pub use api_keys::keep as keep_api_keys;
 pub use apply::{MANAGER, OURS};
 use decide::DecisionKind;
-pub use decide::Question;
+pub use decide::{Question, is_said_to_be_displaced};
 use dereference::World;
 use planner::{PATIENCE, Planner, Search};
 use reached::Reached;

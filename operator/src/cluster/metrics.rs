@@ -18,6 +18,8 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::model_controller::is_said_to_be_displaced;
+
 pub struct Metrics {
     registry: Registry,
     pub reconciles: Counter<u64, AtomicU64>,
@@ -114,8 +116,9 @@ impl Collector for Watched {
             };
             (labels, model)
         });
-        // A Model that is suspended does not answer because somebody wants that.
-        let running: Vec<_> = of_models.filter(|(_, model)| !model.spec.suspend).collect();
+        // A Model that is suspended, or displaced by another one, does not answer because somebody wants that.
+        let is_wanted = |model: &Model| !model.spec.suspend && !is_said_to_be_displaced(model);
+        let running: Vec<_> = of_models.filter(|(_, model)| is_wanted(model)).collect();
         for (name, help, kind) in [
             ("prima_model_ready", "1 when a Model answers", "Ready"),
             (
@@ -223,10 +226,16 @@ mod tests {
         let mut excluded = desk.clone();
         excluded.metadata.name = Some("laptop".to_owned());
         excluded.spec.exclude = true;
+        let mut displaced = model("displaced", "False", false);
+        let mut planned = condition("Planned", "False");
+        planned["reason"] = "Displaced".into();
+        let planned = serde_json::from_value(planned).unwrap();
+        displaced.status.as_mut().unwrap().conditions.push(planned);
         let models = [
             model("smollm2", "True", false),
             model("qwen", "False", false),
             model("asleep", "False", true),
+            displaced,
         ];
         metrics.lead(store(models.to_vec()), store(vec![desk.clone(), excluded]));
         let text = metrics.text().unwrap();
@@ -235,13 +244,13 @@ mod tests {
             r#"prima_model_ready{namespace="home",model="qwen"} 0"#,
             r#"prima_model_degraded{namespace="home",model="qwen"} 1"#,
             r#"prima_node_ready{node="desk"} 0"#,
-            "prima_operator_models 3",
+            "prima_operator_models 4",
             "prima_operator_ready_models 1",
             "prima_operator_reconciles_total 0",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}: {text}");
         }
-        for left_out in ["asleep", "laptop"] {
+        for left_out in ["asleep", "displaced", "laptop"] {
             assert!(!text.contains(left_out), "{text}");
         }
     }

@@ -43,6 +43,7 @@ use crate::plan;
 use going_on::{Broken, going_on};
 pub use keys::in_the_clear;
 use priority::DISPLACED;
+pub use priority::is_said_to_be_displaced;
 pub use question::{Answer, Question};
 use refusals::Refusals;
 
