@@ -186,7 +186,10 @@ async fn steps(
     context: &Context,
     state: &mut ReconcileState,
 ) -> Result<Action, ControllerError> {
-    let api_keys = api_keys::read(model, &context.client).await?;
+    let (api_keys, mut unread) = match api_keys::read(model, &context.client).await {
+        Ok(api_keys) => (api_keys, None),
+        Err(error) => (KnownApiKeys::NotAsked, Some(error)),
+    };
     let resolution = resolve::resolve(model, context, &mut state.looks);
     let until = Instant::now() + PATIENCE;
     let mut patient = true;
@@ -194,6 +197,11 @@ async fn steps(
         let alone = context.deciding.lock().await;
         let world = World::new(model, resolution.clone(), context, api_keys.clone());
         let (decision, decided) = decide::decide(&world, &state.decided, Instant::now());
+        // A ring that is to end needs no keys.
+        let ends = matches!(decision.kind, DecisionKind::Released { .. });
+        if let Some(error) = unread.take().filter(|_| !ends) {
+            return Err(error);
+        }
         state.decided = decided;
         let uid = model.uid().unwrap_or_default();
         context.standings.note(uid, decision.standing(&world));
