@@ -45,7 +45,7 @@ use planner::{PATIENCE, Planner, Search};
 use reached::Reached;
 pub use reached::keep as keep_reached;
 use resolve::{HeaderReader, Looks};
-use standing::{Standing, Standings};
+use standing::Standings;
 
 /// What all reconciles share.
 pub struct Context {
@@ -63,7 +63,7 @@ pub struct Context {
     pub reached: Reached,
     /// How all Models stand for room.
     pub standings: Standings,
-    /// Gets Models that another one's decision concerns.
+    /// Gets Models whose rings are to end for another one's.
     pub look_again: mpsc::UnboundedSender<ObjectRef<Model>>,
     /// Held while a Model gets its plan: the next plan must not take the same memory and ports.
     pub deciding: tokio::sync::Mutex<()>,
@@ -149,14 +149,13 @@ pub async fn reconcile(
     // Before plans are known, the first one would be made again.
     context.stores.plans_ready().await;
     let mut state = context.states.lock().remove(&uid).unwrap_or_default();
-    let outcome = steps(&model, &context, &mut state).await;
+    let outcome = steps(&model, &uid, &context, &mut state).await;
     match &outcome {
         Ok(_) => state.failures = 0,
         Err(error) => {
             state.failures += 1;
             context.metrics.failures.inc();
-            // Nobody waits for what may fail for long.
-            context.standings.note(uid.clone(), Standing::Content);
+            context.standings.failed(&uid, Instant::now());
             let type_ = EventType::Warning;
             event::event(
                 &model,
@@ -183,6 +182,7 @@ pub async fn reconcile(
 
 async fn steps(
     model: &Arc<Model>,
+    uid: &str,
     context: &Context,
     state: &mut ReconcileState,
 ) -> Result<Action, ControllerError> {
@@ -193,7 +193,7 @@ async fn steps(
     let resolution = resolve::resolve(model, context, &mut state.looks);
     let until = Instant::now() + PATIENCE;
     let mut patient = true;
-    let (world, decision, ring) = loop {
+    let (world, decision, standing, ring) = loop {
         let alone = context.deciding.lock().await;
         let world = World::new(model, resolution.clone(), context, api_keys.clone());
         let (decision, decided) = decide::decide(&world, &state.decided, Instant::now());
@@ -203,12 +203,9 @@ async fn steps(
             return Err(error);
         }
         state.decided = decided;
-        let uid = model.uid().unwrap_or_default();
-        context.standings.note(uid, decision.standing(&world));
-        for other in decision.concerns() {
-            // If nobody listens any more, nobody need know.
-            let _ = context.look_again.send(other.as_ref().into());
-        }
+        let standing = decision.standing(&world);
+        let now = Instant::now();
+        context.standings.decided(uid, standing.clone(), now);
         match decision.kind {
             // Other Models go on meanwhile. By the time of the answer, the world may have changed.
             DecisionKind::Ask(question) if patient => {
@@ -226,11 +223,16 @@ async fn steps(
             _ => {
                 let written = &mut state.written;
                 let ring = apply::apply(&world, &decision, context, written, alone).await?;
-                break (world, decision, ring);
+                break (world, decision, standing, ring);
             }
         }
     };
     update_status::update_status(&world, &decision, &ring, context, state).await?;
+    context.standings.passed(uid, standing, Instant::now());
+    for other in decision.displaces() {
+        // If nobody listens any more, nobody need know.
+        let _ = context.look_again.send(other.as_ref().into());
+    }
     // Nobody tells of a Secret that comes.
     let lacks_keys = matches!(world.api_keys, KnownApiKeys::Missing(_)) && !model.spec.suspend;
     Ok(Action::requeue(

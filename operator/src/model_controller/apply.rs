@@ -18,7 +18,7 @@ use kube::{Api, Resource, ResourceExt};
 use prima_crds::error_chain;
 use prima_crds::v1alpha1::api_keys::API_KEYS;
 use prima_crds::v1alpha1::model::Model;
-use prima_crds::v1alpha1::ring_plan::{MemberState, RingPlan};
+use prima_crds::v1alpha1::ring_plan::{MemberState, RingPlan, RingPlanSpec};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::MutexGuard;
@@ -26,7 +26,7 @@ use tokio::time::sleep;
 
 use super::api_keys::KnownApiKeys;
 use super::conditions::member_status;
-use super::decide::{Decision, DecisionKind};
+use super::decide::{AwaitedRoom, Decision, DecisionKind};
 use super::dereference::World;
 use super::{Context, ControllerError, event};
 use crate::cluster::world::Machine;
@@ -68,7 +68,7 @@ pub async fn apply(
             writer.release(&mut plans, world, written).await?;
         }
         DecisionKind::Impossible { .. }
-        | DecisionKind::NoRoom { .. }
+        | DecisionKind::NoPlace { .. }
         | DecisionKind::Keep(_)
         | DecisionKind::Ask(_) => {}
         DecisionKind::New {
@@ -79,17 +79,11 @@ pub async fn apply(
             if *retire_first {
                 writer.release(&mut plans, world, written).await?;
             }
-            let name = format!("{}-{}", model.name_any(), spec.generation);
-            let mut plan = RingPlan::new(&name, spec.as_ref().clone());
-            plan.metadata = writer.metadata(&name);
-            if let KnownApiKeys::Known(keys) = &world.api_keys {
-                let keys = (API_KEYS.to_owned(), keys.to_json());
-                plan.metadata.annotations = Some([keys].into());
-            }
+            let plan = writer.plan(spec, &world.api_keys);
             let plan = Arc::new(writer.write(plan).await?);
             context.stores.add_plan(plan.clone());
             let members: Vec<&str> = spec.members.iter().map(|m| m.name.as_str()).collect();
-            let note = format!("{name} on {}: {why}", members.join(", "));
+            let note = format!("{} on {}: {why}", plan.name_any(), members.join(", "));
             event::event(model, context, EventType::Normal, "RingPlanned", &note).await;
             plans.push(plan);
         }
@@ -118,6 +112,14 @@ pub async fn apply(
         };
         clients_move(plans.iter().filter(|plan| gone(plan)), world).await;
         writer.delete(&mut plans, gone).await?;
+    }
+    // Nobody ends for a plan that the API server does not take. If so, this fails, and what was decided counts for nothing.
+    if let DecisionKind::NoPlace {
+        awaits: AwaitedRoom::Of { ring, .. },
+        ..
+    } = &decision.kind
+    {
+        writer.try_out(writer.plan(ring, &world.api_keys)).await?;
     }
     Ok(Ring { newest, serving })
 }
@@ -203,8 +205,39 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Server-side apply; our fields stay ours, whoever wrote them last.
+    /// The RingPlan that says this.
+    fn plan(&self, spec: &RingPlanSpec, api_keys: &KnownApiKeys) -> RingPlan {
+        let name = format!("{}-{}", self.model.name_any(), spec.generation);
+        let mut plan = RingPlan::new(&name, spec.clone());
+        plan.metadata = self.metadata(&name);
+        if let KnownApiKeys::Known(keys) = api_keys {
+            let keys = (API_KEYS.to_owned(), keys.to_json());
+            plan.metadata.annotations = Some([keys].into());
+        }
+        plan
+    }
+
+    /// Asks the API server to take this plan, without keeping it.
+    async fn try_out(&self, plan: RingPlan) -> Result<(), ControllerError> {
+        self.apply(plan, PatchParams::apply(MANAGER).dry_run())
+            .await?;
+        Ok(())
+    }
+
+    /// Writes what the object says. Returns it as it is then.
     async fn write<K>(&self, object: K) -> Result<K, ControllerError>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+            + Clone
+            + Serialize
+            + DeserializeOwned
+            + std::fmt::Debug,
+    {
+        self.apply(object, PatchParams::apply(MANAGER)).await
+    }
+
+    /// Server-side apply; our fields stay ours, whoever wrote them last.
+    async fn apply<K>(&self, object: K, params: PatchParams) -> Result<K, ControllerError>
     where
         K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
             + Clone
@@ -214,11 +247,7 @@ impl<'a> Writer<'a> {
     {
         let name = object.name_any();
         Api::<K>::namespaced(self.context.client.clone(), &self.namespace)
-            .patch(
-                &name,
-                &PatchParams::apply(MANAGER).force(),
-                &Patch::Apply(&object),
-            )
+            .patch(&name, &params.force(), &Patch::Apply(&object))
             .await
             .map_err(|source| ControllerError::Write {
                 what: format!("{} {}/{name}", K::kind(&()), self.namespace),

@@ -159,13 +159,8 @@ impl Conditions<'_> {
         ring: &Ring,
         decided: &decide::State,
     ) {
-        if let DecisionKind::Released { reason, message }
-        | DecisionKind::Impossible { reason, message }
-        | DecisionKind::NoRoom {
-            reason, message, ..
-        } = &decision.kind
-        {
-            return self.add("Planned", false, reason, message.clone());
+        if let Some((reason, message)) = decision.kind.why_not() {
+            return self.add("Planned", false, reason, message.to_owned());
         }
         let Some(plan) = ring.newest.as_deref() else {
             return self.add("Planned", false, "Planning", "no plan yet".to_owned());
@@ -192,17 +187,10 @@ impl Conditions<'_> {
     fn without_a_ring(&mut self, world: &World, decision: &Decision) {
         let released = matches!(decision.kind, DecisionKind::Released { .. });
         // If the source cannot be read, that is the real reason.
-        let (reason, message) = match (&world.resolution, &decision.kind) {
+        let (reason, message) = match (&world.resolution, decision.kind.why_not()) {
             (Resolution::Failed(message), _) => (RESOLVE_FAILED, message.clone()),
             (Resolution::Awaited(message), _) if !released => ("Resolving", message.clone()),
-            (
-                _,
-                DecisionKind::Released { reason, message }
-                | DecisionKind::Impossible { reason, message }
-                | DecisionKind::NoRoom {
-                    reason, message, ..
-                },
-            ) => (*reason, message.clone()),
+            (_, Some((reason, message))) => (reason, message.to_owned()),
             _ => ("Planning", "no plan yet".to_owned()),
         };
         for kind in ["Downloaded", "Loaded", "Ready"] {
@@ -255,10 +243,8 @@ impl Conditions<'_> {
     }
 
     fn degraded(&mut self, world: &World, decision: &Decision, ring: &Ring, members: &Members<'_>) {
-        if let DecisionKind::Impossible { message, .. } | DecisionKind::NoRoom { message, .. } =
-            &decision.kind
-        {
-            return self.add("Degraded", true, "CannotReplan", message.clone());
+        if let Some((_, message)) = decision.kind.why_not() {
+            return self.add("Degraded", true, "CannotReplan", message.to_owned());
         }
         let newest = members.plan.spec.generation;
         let serving = ring.serving.as_ref().map(|plan| plan.spec.generation);

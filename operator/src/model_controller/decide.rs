@@ -19,7 +19,6 @@ mod refusals;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,13 +37,14 @@ use super::candidates::Candidates;
 use super::conditions::member_status;
 use super::dereference::World;
 use super::quota;
+use super::resolve::Resolution;
 use super::standing::Standing;
 use crate::plan;
 use going_on::{Broken, going_on};
 pub use keys::in_the_clear;
 use priority::DISPLACED;
 pub use priority::is_said_to_be_displaced;
-pub use question::{Answer, Question};
+pub use question::{Answer, Question, plan_depends_on};
 use refusals::Refusals;
 
 /// What is remembered of one Model from one decision to the next.
@@ -127,8 +127,8 @@ pub enum DecisionKind {
         reason: &'static str,
         message: String,
     },
-    /// There is no room for a ring.
-    NoRoom {
+    /// There is no place for a ring among the rings of other Models, or not yet.
+    NoPlace {
         reason: &'static str,
         message: String,
         awaits: AwaitedRoom,
@@ -145,12 +145,29 @@ pub enum DecisionKind {
     },
 }
 
+impl DecisionKind {
+    /// Reason and message, where no ring is to run, or none can follow one that is broken.
+    pub fn why_not(&self) -> Option<(&'static str, &str)> {
+        match self {
+            Self::Released { reason, message }
+            | Self::Impossible { reason, message }
+            | Self::NoPlace {
+                reason, message, ..
+            } => Some((*reason, message.as_str())),
+            Self::Keep(_) | Self::Ask(_) | Self::New { .. } => None,
+        }
+    }
+}
+
 /// The room that a Model waits for.
 pub enum AwaitedRoom {
     /// Any that there may be some time.
     Any,
-    /// What rings of these Models have, which are to end for it.
-    Of(Vec<Arc<Model>>),
+    /// What rings of these Models have, which are to end for it; and the plan that it will then get.
+    Of {
+        models: Vec<Arc<Model>>,
+        ring: Box<RingPlanSpec>,
+    },
     /// What this Model leaves, which is planned first.
     LeftBy(Arc<Model>),
 }
@@ -167,37 +184,53 @@ impl Decision {
 
     /// Whether to decide again soon, though nothing may have happened.
     pub fn awaits(&self) -> bool {
-        self.fails || !self.awaited.is_empty() || !self.concerns().is_empty()
+        let others = matches!(
+            self.kind,
+            DecisionKind::NoPlace {
+                awaits: AwaitedRoom::Of { .. } | AwaitedRoom::LeftBy(_),
+                ..
+            }
+        );
+        self.fails || !self.awaited.is_empty() || others
     }
 
-    /// Other Models that are to be looked at again because of it.
-    pub fn concerns(&self) -> &[Arc<Model>] {
+    /// Models whose rings are to end for this one's.
+    pub fn displaces(&self) -> &[Arc<Model>] {
         match &self.kind {
-            DecisionKind::NoRoom { awaits, .. } => match awaits {
-                AwaitedRoom::Any => &[],
-                AwaitedRoom::Of(models) => models,
-                AwaitedRoom::LeftBy(model) => slice::from_ref(model),
-            },
+            DecisionKind::NoPlace {
+                awaits: AwaitedRoom::Of { models, .. },
+                ..
+            } => models,
             _ => &[],
         }
     }
 
     /// How the Model stands for room now.
     pub fn standing(&self, world: &World) -> Standing {
-        let displaces = match &self.kind {
-            DecisionKind::NoRoom { awaits, .. } => match awaits {
-                AwaitedRoom::Any => Vec::new(),
-                AwaitedRoom::Of(models) => models.iter().filter_map(|model| model.uid()).collect(),
-                AwaitedRoom::LeftBy(_) => return Standing::Undecided,
+        match &self.kind {
+            DecisionKind::NoPlace { awaits, .. } => match awaits {
+                AwaitedRoom::Any => Standing::Waits(world.room()),
+                AwaitedRoom::Of { models, ring } => Standing::Displaces {
+                    models: models.iter().filter_map(|model| model.uid()).collect(),
+                    machines: ring
+                        .members
+                        .iter()
+                        .map(|member| member.name.clone())
+                        .collect(),
+                },
+                AwaitedRoom::LeftBy(_) => Standing::Undecided,
             },
             DecisionKind::Ask(question) if question.urgent || world.current().is_none() => {
-                return Standing::Undecided;
+                Standing::Undecided
             }
-            _ => return Standing::Content,
-        };
-        Standing::Waits {
-            seen: world.room(),
-            displaces,
+            // Its file is looked at, or machines are measured that it could use.
+            DecisionKind::Impossible { .. }
+                if matches!(world.resolution, Resolution::Awaited(_))
+                    || !self.awaited.is_empty() =>
+            {
+                Standing::Undecided
+            }
+            _ => Standing::NoClaim,
         }
     }
 }
@@ -214,7 +247,7 @@ pub fn decide(world: &World, state: &State, now: Instant) -> (Decision, State) {
         Err(kind) => Decision::new(kind),
     };
     state.displaced = match &decision.kind {
-        DecisionKind::Released { reason, .. } | DecisionKind::NoRoom { reason, .. } => {
+        DecisionKind::Released { reason, .. } | DecisionKind::NoPlace { reason, .. } => {
             *reason == DISPLACED
         }
         DecisionKind::New { .. } | DecisionKind::Keep(_) => false,
@@ -400,7 +433,7 @@ impl Case<'_> {
             return kept;
         }
         // Nor does it take the room that is meant for another Model.
-        if priority::comes_first(self.world).is_some() {
+        if priority::comes_first(self.world, &windows.members, false).is_some() {
             return kept;
         }
         match self.spec(windows, &self.world.others) {
@@ -431,7 +464,8 @@ impl Case<'_> {
             Broken::Moved(_) => self.spec(PlannedWindows::kept(current), others),
             Broken::Leaving(_) => self
                 .best(self.candidates, state, true)
-                .and_then(|windows| self.spec(windows, others)),
+                .and_then(|windows| self.spec(windows, others))
+                .and_then(|ring| self.in_turn(ring, true)),
             Broken::Changed(_) => self.next_plan(state, true),
         };
         let spec = match spec {
@@ -456,22 +490,32 @@ impl Case<'_> {
         }
     }
 
-    /// The plan of a ring that is needed; else which room it waits for, why there is none, or what the planner is to be asked.
+    /// The plan of a ring that is needed; else which room it waits for, why there is none, or what the planner is to be asked. `urgent`: a
+    /// ring is broken.
     fn next_plan(&self, state: &State, urgent: bool) -> Result<RingPlanSpec, DecisionKind> {
         let world = self.world;
         let beside = match self.best(self.candidates, state, urgent) {
-            Err(kind) if !matches!(kind, DecisionKind::NoRoom { .. }) => return Err(kind),
+            Err(kind) if !matches!(kind, DecisionKind::NoPlace { .. }) => return Err(kind),
             beside => beside,
         };
-        let in_the_way = self.in_the_way(beside.as_ref().ok(), state, urgent)?;
-        let planned = match in_the_way.is_empty() {
-            true => Some(self.spec(beside?, &world.others)?),
-            false => None,
+        let in_place = self.in_place_of_others(beside.as_ref().ok(), state, urgent)?;
+        let (ring, ending) = match in_place {
+            Some(found) => found,
+            None => (self.spec(beside?, &world.others)?, Vec::new()),
         };
-        if let Some(first) = priority::comes_first(world) {
-            return Err(priority::awaits_plan_of(world, first));
+        let ring = self.in_turn(ring, urgent)?;
+        match ending.is_empty() {
+            true => Ok(ring),
+            false => Err(priority::awaits_end_of(world, &ending, ring)),
         }
-        planned.ok_or_else(|| priority::awaits_end_of(world, &in_the_way))
+    }
+
+    /// This plan, unless a Model of higher priority is planned first.
+    fn in_turn(&self, ring: RingPlanSpec, urgent: bool) -> Result<RingPlanSpec, DecisionKind> {
+        match priority::comes_first(self.world, &ring.members, urgent) {
+            None => Ok(ring),
+            Some(first) => Err(priority::awaits_plan_of(self.world, first)),
+        }
     }
 
     /// The best ring of these machines; else why there is none, or what the planner is to be asked.
@@ -485,7 +529,7 @@ impl Case<'_> {
         if let Some(message) = quota::priority_refusal(&world.quotas, world.model.spec.priority) {
             return Err(over_quota(message));
         }
-        let does_not_fit = |message| DecisionKind::NoRoom {
+        let does_not_fit = |message| DecisionKind::NoPlace {
             reason: "DoesNotFit",
             message,
             awaits: AwaitedRoom::Any,
@@ -656,7 +700,7 @@ fn out_of_ring(
         DecisionKind::New { spec, .. } => (&spec.members[..], false),
         DecisionKind::Released { .. }
         | DecisionKind::Impossible { .. }
-        | DecisionKind::NoRoom { .. } => (&[][..], false),
+        | DecisionKind::NoPlace { .. } => (&[][..], false),
     };
     let planned = answer.and_then(|answer| answer.plan.as_ref().ok());
     let idle = candidates.profiles.iter().map(|profile| {

@@ -1,6 +1,7 @@
 //! First step: collects all that the other steps need to know, from the watches and, for API keys, from their Secret.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use k8s_openapi::api::core::v1::ResourceQuota;
 use kube::ResourceExt;
@@ -52,13 +53,14 @@ impl World {
         let plans = context.stores.plans().into_iter();
         let (mut plans, others): (Vec<_>, Vec<_>) = plans.partition(|plan| is_of(plan, model));
         plans.sort_by_key(|plan| plan.spec.generation);
+        let now = Instant::now();
         let models = context.models.state().into_iter();
         let models = models.filter(|other| {
             other.uid() != model.uid() && other.metadata.deletion_timestamp.is_none()
         });
         let models = models.map(|other| OtherModel {
             priority: quota::priority(&other, &quotas_of(&other, context)),
-            standing: context.standings.of(&other.uid().unwrap_or_default()),
+            standing: context.standings.of(&other.uid().unwrap_or_default(), now),
             model: other,
         });
         Self {

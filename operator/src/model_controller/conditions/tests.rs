@@ -300,7 +300,7 @@ fn an_old_ring_that_ended_first_is_said_until_the_new_answers() {
 #[test]
 fn without_a_ring_every_condition_says_why() {
     let impossible = || {
-        decision(DecisionKind::NoRoom {
+        decision(DecisionKind::NoPlace {
             reason: "DoesNotFit",
             message: "2 GiB short".to_owned(),
             awaits: decide::AwaitedRoom::Any,

@@ -1,17 +1,22 @@
 //! Priorities: for which Models rings of others end, and who is planned first.
 //!
 //! A Model whose ring has no room beside all others is planned as if rings of lower priority were not there. If that helps, it waits, and says
-//! so in its standing; by that, the decisions about those Models end their rings, and none of lower priority is planned until it is. So a
-//! displaced Model gets what is left. A plan has no priority: its Model's counts, as it is now.
+//! so in its standing; by that, the decisions about those Models end their rings. A displaced Model gets what is left. A plan has no priority:
+//! its Model's counts, as it is now.
+//!
+//! Who waits for whom: a Model without a ring is planned after all of higher priority that may still need what there is. One whose ring is
+//! broken waits for nobody's search; it only keeps away from machines where room is being made.
 
 #[cfg(test)]
 mod tests;
 
+use std::cell::LazyCell;
 use std::cmp::Reverse;
 use std::ptr;
 
 use kube::ResourceExt;
 use prima_crds::v1alpha1::model::Model;
+use prima_crds::v1alpha1::ring_plan::{RingMember, RingPlanSpec};
 
 use super::{AwaitedRoom, Case, DecisionKind, PlannedWindows, State, is_much_faster, memory};
 use crate::model_controller::candidates::Candidates;
@@ -22,24 +27,25 @@ use crate::model_controller::standing::Standing;
 pub const DISPLACED: &str = "Displaced";
 
 impl<'a> Case<'a> {
-    /// Models of lower priority whose rings are to end for this one's, as few as will do. None if it needs no more room than there is beside
-    /// them (where `beside` would be the best ring, if there is one), or if their end would not help.
-    pub fn in_the_way(
+    /// The plan of a ring that takes the room of others, and the Models of lower priority whose rings are to end for it, as few as will do. None
+    /// if it needs no more room than there is beside them (where `beside` would be the best ring, if there is one), or if their end would
+    /// not help.
+    pub fn in_place_of_others(
         &self,
         beside: Option<&PlannedWindows>,
         state: &State,
         urgent: bool,
-    ) -> Result<Vec<&'a OtherModel>, DecisionKind> {
+    ) -> Result<Option<(RingPlanSpec, Vec<&'a OtherModel>)>, DecisionKind> {
         if beside.is_some_and(|windows| !windows.streams()) {
-            return Ok(Vec::new());
+            return Ok(None);
         }
         let lower = lower(self.world);
         if lower.is_empty() {
-            return Ok(Vec::new());
+            return Ok(None);
         }
         let without = |count: usize| self.best_without(&lower[..count], state, urgent);
         let Some(mut best) = without(lower.len())? else {
-            return Ok(Vec::new());
+            return Ok(None);
         };
         // To read weights from disk for every token is lack of room, too, if it makes a ring much slower.
         let fastest = best.token_microseconds();
@@ -47,7 +53,7 @@ impl<'a> Case<'a> {
             !windows.streams() || !is_much_faster(fastest, windows.token_microseconds())
         };
         if beside.is_some_and(will_do) {
-            return Ok(Vec::new());
+            return Ok(None);
         }
         // The fewest that will do, in the order in which they end.
         let (mut too_few, mut enough) = (0, lower.len());
@@ -69,9 +75,9 @@ impl<'a> Case<'a> {
             }
         }
         match self.spec(best, &self.world.others_without(&gone)) {
-            Ok(_) => Ok(gone),
+            Ok(ring) => Ok(Some((ring, gone))),
             // Its namespace may not take that much. It may still take what there is.
-            Err(_) if beside.is_some() => Ok(Vec::new()),
+            Err(_) if beside.is_some() => Ok(None),
             Err(kind) => Err(kind),
         }
     }
@@ -85,7 +91,7 @@ impl<'a> Case<'a> {
     ) -> Result<Option<PlannedWindows>, DecisionKind> {
         match self.best(&self.machines_without(gone), state, urgent) {
             Ok(windows) => Ok(Some(windows)),
-            Err(DecisionKind::NoRoom { .. }) => Ok(None),
+            Err(DecisionKind::NoPlace { .. }) => Ok(None),
             Err(kind) => Err(kind),
         }
     }
@@ -120,33 +126,45 @@ fn lower(world: &World) -> Vec<&OtherModel> {
     lower
 }
 
-/// Other Models of higher priority that are to have rings.
-fn higher(world: &World) -> impl Iterator<Item = &OtherModel> {
+/// Other Models of higher priority that are to have rings, the highest first.
+fn higher(world: &World) -> Vec<&OtherModel> {
     let own = world.priority();
     let models = world.models.iter();
-    models.filter(move |other| other.priority > own && !other.model.spec.suspend)
+    let mut higher: Vec<_> = models
+        .filter(|other| other.priority > own && !other.model.spec.suspend)
+        .collect();
+    // In the same order each time, since people read it.
+    higher.sort_by_cached_key(|other| {
+        let model = &other.model;
+        (Reverse(other.priority), model.namespace(), model.name_any())
+    });
+    higher
 }
 
 fn has_ring(world: &World, other: &OtherModel) -> bool {
     world.plans_of(other).next().is_some()
 }
 
-/// A Model that is to be planned before this one, which could else take its room.
-pub fn comes_first(world: &World) -> Option<&OtherModel> {
-    higher(world).find(|other| goes_before(world, other))
-}
-
-/// Whether this Model of higher priority may need what there is.
-fn goes_before(world: &World, other: &OtherModel) -> bool {
-    match &other.standing {
-        Some(Standing::Content) => false,
-        Some(Standing::Undecided) => true,
-        // Room is being made for it, or may be there since it was decided that it has none.
-        Some(Standing::Waits { seen, displaces }) => {
-            !displaces.is_empty() || world.room().may_be_more_than(seen)
+/// A Model of higher priority that is to be planned before this one gets a ring of these members. `urgent`: it has one that is broken.
+pub fn comes_first<'a>(
+    world: &'a World,
+    members: &[RingMember],
+    urgent: bool,
+) -> Option<&'a OtherModel> {
+    let room = LazyCell::new(|| world.room());
+    let goes_before = |other: &&OtherModel| match &other.standing {
+        Some(Standing::Displaces { machines, .. }) => {
+            let mut members = members.iter();
+            members.any(|member| machines.contains(&member.name))
         }
-        None => !has_ring(world, other),
-    }
+        _ if urgent => false,
+        // Also one that has a ring: if that is broken, others may have ended for the next one, before this operator began.
+        None | Some(Standing::Undecided) => true,
+        // There may be room for it by now.
+        Some(Standing::Waits(seen)) => room.may_be_more_than(seen),
+        Some(Standing::NoClaim) => false,
+    };
+    higher(world).into_iter().find(goes_before)
 }
 
 /// The end of this Model's ring, if one of higher priority waits for that.
@@ -155,10 +173,11 @@ pub fn displaced(world: &World) -> Option<DecisionKind> {
     // Without a ring, it is decided what it gets.
     world.current()?;
     let waits_for_that = |other: &&OtherModel| match &other.standing {
-        Some(Standing::Waits { displaces, .. }) => displaces.contains(&uid),
+        Some(Standing::Displaces { models, .. }) => models.contains(&uid),
         _ => false,
     };
-    let takers: Vec<_> = higher(world).filter(waits_for_that).collect();
+    let takers = higher(world).into_iter().filter(waits_for_that);
+    let takers: Vec<_> = takers.collect();
     (!takers.is_empty()).then(|| DecisionKind::Released {
         reason: DISPLACED,
         message: gone_to(world, &takers),
@@ -171,15 +190,23 @@ pub fn is_said_to_be_displaced(model: &Model) -> bool {
     conditions.any(|condition| condition.type_ == "Planned" && condition.reason == DISPLACED)
 }
 
-/// What is said of a Model that was displaced and still has no room: to whom it went, as long as any of them has it.
+/// What is said of a Model that was displaced and still has no place: who has or gets its memory, as long as anybody does.
 pub fn as_displaced(kind: DecisionKind, world: &World, machines: &Candidates) -> DecisionKind {
+    let first = match &kind {
+        DecisionKind::NoPlace {
+            awaits: AwaitedRoom::LeftBy(first),
+            ..
+        } => first.uid(),
+        _ => None,
+    };
     let has_it = |other: &&OtherModel| {
         let mut members = world.plans_of(other).flat_map(|plan| &plan.spec.members);
-        goes_before(world, other) || members.any(|one| machines.profile(&one.name).is_some())
+        let is_first = first.is_some() && other.model.uid() == first;
+        is_first || members.any(|one| machines.profile(&one.name).is_some())
     };
-    let takers: Vec<_> = higher(world).filter(has_it).collect();
+    let takers: Vec<_> = higher(world).into_iter().filter(has_it).collect();
     match kind {
-        DecisionKind::NoRoom { awaits, .. } if !takers.is_empty() => DecisionKind::NoRoom {
+        DecisionKind::NoPlace { awaits, .. } if !takers.is_empty() => DecisionKind::NoPlace {
             reason: DISPLACED,
             message: gone_to(world, &takers),
             awaits,
@@ -196,8 +223,8 @@ fn gone_to(world: &World, takers: &[&OtherModel]) -> String {
     )
 }
 
-/// Says that the rings of these Models are to end.
-pub fn awaits_end_of(world: &World, models: &[&OtherModel]) -> DecisionKind {
+/// Says that the rings of these Models are to end, for a ring of this plan.
+pub fn awaits_end_of(world: &World, models: &[&OtherModel], ring: RingPlanSpec) -> DecisionKind {
     let names = names(world, models);
     let message = match names.as_slice() {
         [one] => format!("waits until {one} has ended, to take its memory"),
@@ -206,17 +233,20 @@ pub fn awaits_end_of(world: &World, models: &[&OtherModel]) -> DecisionKind {
             several.join(", ")
         ),
     };
-    DecisionKind::NoRoom {
+    DecisionKind::NoPlace {
         reason: "AwaitingRoom",
         message,
-        awaits: AwaitedRoom::Of(models.iter().map(|other| other.model.clone()).collect()),
+        awaits: AwaitedRoom::Of {
+            models: models.iter().map(|other| other.model.clone()).collect(),
+            ring: Box::new(ring),
+        },
     }
 }
 
 /// Says that this Model is planned first.
 pub fn awaits_plan_of(world: &World, first: &OtherModel) -> DecisionKind {
     let names = names(world, &[first]).join(", ");
-    DecisionKind::NoRoom {
+    DecisionKind::NoPlace {
         reason: "AwaitingRoom",
         message: format!("{names} is planned first"),
         awaits: AwaitedRoom::LeftBy(first.model.clone()),

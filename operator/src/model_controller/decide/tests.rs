@@ -77,13 +77,7 @@ pub(super) fn written(decision: Decision) -> Arc<RingPlan> {
 }
 
 pub(super) fn impossible(decision: &Decision) -> (&str, &str) {
-    match &decision.kind {
-        DecisionKind::Impossible { reason, message }
-        | DecisionKind::NoRoom {
-            reason, message, ..
-        } => (reason, message),
-        _ => panic!("it is possible"),
-    }
+    decision.kind.why_not().expect("it is possible")
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference, Time};
 use k8s_openapi::jiff::Timestamp;
@@ -10,11 +10,13 @@ use prima_crds::v1alpha1::model::ModelStatus;
 use prima_crds::v1alpha1::ring_plan::RingPlan;
 use serde_json::json;
 
-use super::super::Decision;
 use super::super::tests::{decided, decided_with, impossible, written};
+use super::super::{Decision, decide};
 use super::*;
 use crate::cluster::world::Machine;
-use crate::model_controller::test_world::{GIB, machine, model, profile, ring, world};
+use crate::model_controller::resolve::Resolution;
+use crate::model_controller::standing::{SeenRoom, Standings};
+use crate::model_controller::test_world::{GIB, machine, model, profile, ring, unmeasured, world};
 
 const DISPLACED_BY_BIG: &str = "its memory goes to big (priority 10), and its own priority is 0; it is planned again when there is room";
 
@@ -82,16 +84,17 @@ fn end(there: &mut World, name: &str) {
     there.others.retain(|plan| !is_owned_by(plan, name));
 }
 
-fn waits(there: &World, displaces: &[&str]) -> Standing {
-    Standing::Waits {
-        seen: there.room(),
-        displaces: displaces.iter().map(|uid| (*uid).to_owned()).collect(),
+/// Room is being made for it on `machine`.
+fn displaces(models: &[&str], machine: &str) -> Standing {
+    Standing::Displaces {
+        models: models.iter().map(|uid| (*uid).to_owned()).collect(),
+        machines: vec![machine.to_owned()],
     }
 }
 
-/// Whom a decision concerns, by name.
-fn concerned(decision: &Decision) -> Vec<String> {
-    let models = decision.concerns().iter();
+/// Whose rings are to end, by name.
+fn ending(decision: &Decision) -> Vec<String> {
+    let models = decision.displaces().iter();
     models.map(|model| model.name_any()).collect()
 }
 
@@ -115,10 +118,10 @@ fn as_few_rings_as_will_do_end_and_those_of_the_lowest_priority() {
     let said =
         "waits until first (priority 0), second (priority 0) have ended, to take their memory";
     assert_eq!(impossible(&decision), ("AwaitingRoom", said));
-    assert_eq!(concerned(&decision), ["first", "second"]);
+    assert_eq!(ending(&decision), ["first", "second"]);
     assert!(decision.awaits());
     let standing = decision.standing(&there);
-    assert_eq!(standing, waits(&there, &["first", "second"]));
+    assert_eq!(standing, displaces(&["first", "second"], "desk"));
 
     // When one has ended, it still takes the same other.
     end(&mut there, "first");
@@ -127,7 +130,7 @@ fn as_few_rings_as_will_do_end_and_those_of_the_lowest_priority() {
     end(&mut there, "second");
     let decision = decided(&there);
     assert!(is_new(&decision));
-    assert_eq!(decision.standing(&there), Standing::Content);
+    assert_eq!(decision.standing(&there), Standing::NoClaim);
 }
 
 #[test]
@@ -140,7 +143,7 @@ fn a_ring_that_has_less_than_a_step_of_memory_ends_too() {
     assert!(is_new(&decided(&there)));
     add_model(&mut there, "low", (0, 1), None);
     add_ring(&mut there, "low", "desk", 2 * GIB);
-    assert_eq!(concerned(&decided(&there)), ["low"]);
+    assert_eq!(ending(&decided(&there)), ["low"]);
 }
 
 #[test]
@@ -150,7 +153,7 @@ fn a_small_ring_does_not_end_where_a_large_one_has_to() {
         add_model(&mut there, name, (0, second), None);
         add_ring(&mut there, name, "desk", bytes);
     }
-    assert_eq!(concerned(&decided(&there)), ["large"]);
+    assert_eq!(ending(&decided(&there)), ["large"]);
 }
 
 #[test]
@@ -159,7 +162,8 @@ fn nothing_ends_for_an_equal_or_in_vain() {
     let nobody_ends = |there: &World| {
         let decision = decided(there);
         assert_eq!(impossible(&decision).0, "DoesNotFit");
-        assert_eq!(decision.standing(there), waits(there, &[]));
+        let standing = decision.standing(there);
+        assert_eq!(standing, Standing::Waits(there.room()));
         assert!(!decision.awaits());
     };
     let mut there = world_of(0, &desk);
@@ -169,7 +173,7 @@ fn nothing_ends_for_an_equal_or_in_vain() {
 
     let mut there = world_of(10, &desk);
     for (name, priority, bytes) in [("low", 0, 2 * GIB), ("high", 20, 6 * GIB)] {
-        add_model(&mut there, name, (priority, 1), Some(Standing::Content));
+        add_model(&mut there, name, (priority, 1), Some(Standing::NoClaim));
         add_ring(&mut there, name, "desk", bytes);
     }
     nobody_ends(&there);
@@ -189,7 +193,7 @@ fn nothing_ends_for_an_equal_or_in_vain() {
     there.quotas = vec![Arc::new(serde_json::from_value(quota).unwrap())];
     let decision = decided(&there);
     assert_eq!(impossible(&decision).0, "OverQuota");
-    assert_eq!(decision.standing(&there), Standing::Content);
+    assert_eq!(decision.standing(&there), Standing::NoClaim);
 }
 
 #[test]
@@ -204,7 +208,7 @@ fn a_ring_that_works_displaces_nobody_and_one_that_is_broken_does() {
     own(&mut there).spec.context_length = Some(128);
     let decision = decided(&there);
     assert_eq!(impossible(&decision).0, "AwaitingRoom");
-    assert_eq!(concerned(&decision), ["low"]);
+    assert_eq!(ending(&decision), ["low"]);
     // Another priority alone is no other plan.
     own(&mut there).spec.context_length = None;
     own(&mut there).spec.priority = 11;
@@ -234,7 +238,7 @@ fn a_displaced_model_says_so_and_comes_back_when_there_is_room() {
     let (mut state, now) = (State::default(), Instant::now());
     let mut there = world_of(0, &[without_disk("desk")]);
     there.plans = vec![written(decided_with(&there, &mut state, now))];
-    let standing = waits(&there, &["m"]);
+    let standing = displaces(&["m"], "desk");
     add_model(&mut there, "big", (10, 1), Some(standing));
     let DecisionKind::Released { reason, message } = decided_with(&there, &mut state, now).kind
     else {
@@ -246,14 +250,14 @@ fn a_displaced_model_says_so_and_comes_back_when_there_is_room() {
     there.plans.clear();
     let decision = decided_with(&there, &mut state, now);
     assert_eq!(impossible(&decision), (DISPLACED, DISPLACED_BY_BIG));
-    assert_eq!(concerned(&decision), ["big"]);
+    assert!(decision.awaits());
     assert_eq!(decision.standing(&there), Standing::Undecided);
 
-    there.models[0].standing = Some(Standing::Content);
+    there.models[0].standing = Some(Standing::NoClaim);
     add_ring(&mut there, "big", "desk", 9 * GIB);
     let decision = decided_with(&there, &mut state, now);
     assert_eq!(impossible(&decision), (DISPLACED, DISPLACED_BY_BIG));
-    assert_eq!(concerned(&decision), [""; 0]);
+    assert!(!decision.awaits());
 
     // An operator that has just begun knows by what was said.
     assert_eq!(impossible(&decided(&there)).0, "DoesNotFit");
@@ -273,6 +277,7 @@ fn a_displaced_model_says_so_and_comes_back_when_there_is_room() {
     assert_eq!(impossible(&decided(&there)), (DISPLACED, DISPLACED_BY_BIG));
 
     // It takes what room there is beside the other.
+    there.models[0].standing = Some(Standing::NoClaim);
     there.machines.push(without_disk("pi4"));
     let plan = written(decided(&there));
     let mut members = plan.spec.members.iter();
@@ -288,9 +293,9 @@ fn a_displaced_model_says_so_and_comes_back_when_there_is_room() {
 #[test]
 fn room_that_becomes_free_is_offered_to_higher_priorities_first() {
     let mut there = world_of(0, &[without_disk("desk")]);
-    add_model(&mut there, "highest", (20, 1), Some(Standing::Content));
+    add_model(&mut there, "highest", (20, 1), Some(Standing::NoClaim));
     add_ring(&mut there, "highest", "desk", 9 * GIB);
-    let standing = waits(&there, &[]);
+    let standing = Standing::Waits(there.room());
     add_model(&mut there, "high", (10, 1), Some(standing));
     assert_eq!(impossible(&decided(&there)).0, "DoesNotFit");
 
@@ -300,19 +305,19 @@ fn room_that_becomes_free_is_offered_to_higher_priorities_first() {
         let decision = decided(there);
         let said = ("AwaitingRoom", "high (priority 10) is planned first");
         assert_eq!(impossible(&decision), said);
-        assert_eq!(concerned(&decision), ["high"]);
+        assert!(decision.awaits() && ending(&decision).is_empty());
         assert_eq!(decision.standing(there), Standing::Undecided);
     };
     waits_for_high(&there);
     there.models[0].standing = Some(Standing::Undecided);
     waits_for_high(&there);
-    // As after a restart in the middle.
-    there.models[0].standing = None;
+    there.models[0].standing = Some(displaces(&["somebody"], "desk"));
     waits_for_high(&there);
-    there.models[0].standing = Some(waits(&there, &["somebody"]));
-    waits_for_high(&there);
+    // Room that is made elsewhere is none of its business.
+    there.models[0].standing = Some(displaces(&["somebody"], "pi4"));
+    assert!(is_new(&decided(&there)));
     // It was looked at again, and what there is does not do for it.
-    there.models[0].standing = Some(waits(&there, &[]));
+    there.models[0].standing = Some(Standing::Waits(there.room()));
     assert!(is_new(&decided(&there)));
     for (priority, suspend) in [(0, false), (10, true)] {
         let other = &mut there.models[0];
@@ -321,6 +326,66 @@ fn room_that_becomes_free_is_offered_to_higher_priorities_first() {
         Arc::make_mut(&mut other.model).spec.suspend = suspend;
         assert!(is_new(&decided(&there)), "{priority}");
     }
+}
+
+#[test]
+fn an_operator_that_has_just_begun_plans_nobody_before_it_has_decided_about_higher_ones() {
+    let mut there = world_of(0, &[without_disk("desk")]);
+    add_model(&mut there, "high", (10, 1), None);
+    assert_eq!(impossible(&decided(&there)).0, "AwaitingRoom");
+    // Its ring may be broken, and others may have ended for the next one.
+    add_ring(&mut there, "high", "a machine that is gone", 9 * GIB);
+    assert_eq!(impossible(&decided(&there)).0, "AwaitingRoom");
+    there.models[0].standing = Some(Standing::NoClaim);
+    assert!(is_new(&decided(&there)));
+}
+
+#[test]
+fn a_broken_ring_waits_only_where_room_is_being_made() {
+    let desk = [without_disk("desk")];
+    let plan = written(decided(&world_of(0, &desk)));
+    let mut there = world_of(0, &desk);
+    there.plans = vec![plan];
+    own(&mut there).spec.context_length = Some(128);
+    add_model(&mut there, "high", (10, 1), None);
+    let gone = [owned(RingPlan::clone(&ring(&[(0, 8)], GIB, 0)), "gone")];
+    let seen = SeenRoom::new(&there.machines, gone.iter());
+    for standing in [
+        None,
+        Some(Standing::NoClaim),
+        Some(Standing::Undecided),
+        Some(Standing::Waits(seen)),
+        Some(displaces(&["somebody"], "pi4")),
+    ] {
+        there.models[0].standing = standing.clone();
+        assert!(is_new(&decided(&there)), "{standing:?}");
+    }
+    there.models[0].standing = Some(displaces(&["somebody"], "desk"));
+    let decision = decided(&there);
+    assert_eq!(impossible(&decision).0, "AwaitingRoom");
+    assert!(decision.awaits());
+}
+
+#[test]
+fn what_comes_soon_is_undecided_and_what_fails_claims_nothing() {
+    let mut there = world_of(10, &[without_disk("desk")]);
+    let mut standing = |resolution: Resolution| {
+        there.resolution = resolution;
+        decided(&there).standing(&there)
+    };
+    let asked = Resolution::Awaited("asks the hub".to_owned());
+    assert_eq!(standing(asked), Standing::Undecided);
+    let failed = Resolution::Failed("there is no such file".to_owned());
+    assert_eq!(standing(failed), Standing::NoClaim);
+    // A search.
+    let there = world_of(10, &[without_disk("desk")]);
+    let (decision, _) = decide(&there, &State::default(), Instant::now());
+    assert_eq!(decision.standing(&there), Standing::Undecided);
+    // A machine that is being measured.
+    let there = world_of(10, &[without_disk("desk"), unmeasured("pi4", 1)]);
+    let decision = decided(&there);
+    assert_eq!(impossible(&decision).0, "AwaitingMachines");
+    assert_eq!(decision.standing(&there), Standing::Undecided);
 }
 
 #[test]
@@ -338,7 +403,7 @@ fn a_quota_bounds_priorities_and_what_a_ring_counts_as() {
     // One that runs goes on, and ends for whoever has more than it may have.
     there.plans = vec![plan];
     assert!(matches!(decided(&there).kind, DecisionKind::Keep(_)));
-    there.models[0].standing = Some(waits(&there, &["m"]));
+    there.models[0].standing = Some(displaces(&["m"], "desk"));
     let DecisionKind::Released { reason, message } = decided(&there).kind else {
         panic!("its ring goes on");
     };
@@ -358,49 +423,171 @@ fn models_of_other_namespaces_are_not_named() {
     assert_eq!(impossible(&decided(&there)), ("AwaitingRoom", said));
 }
 
+/// An operator's passes over two Models whose rings do not fit beside each other, as `reconcile` makes them.
+struct Operator {
+    desk: [Machine; 1],
+    now: Instant,
+    /// The Model of higher priority exists.
+    high_is_made: bool,
+    states: BTreeMap<&'static str, State>,
+    standings: Standings,
+    plans: Vec<Arc<RingPlan>>,
+    /// Whose rings have ended.
+    ended: Vec<&'static str>,
+}
+
+/// How a pass goes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Pass {
+    Whole,
+    /// The planner does not answer in time.
+    Slow,
+    /// Something cannot be read or written.
+    Fails,
+}
+
+impl Operator {
+    fn new() -> Self {
+        Self {
+            desk: [without_disk("desk")],
+            now: Instant::now(),
+            high_is_made: false,
+            states: BTreeMap::new(),
+            standings: Standings::default(),
+            plans: Vec::new(),
+            ended: Vec::new(),
+        }
+    }
+
+    /// Another one takes over, which knows what the API server has.
+    fn restart(&mut self) {
+        self.states.clear();
+        self.standings = Standings::default();
+    }
+
+    fn world_of(&self, name: &str) -> World {
+        let (priority, other, others_priority) = match name {
+            "low" => (0, "high", 10),
+            _ => (10, "low", 0),
+        };
+        let mut there = world_of(priority, &self.desk);
+        own(&mut there).metadata.uid = Some(name.to_owned());
+        if other == "low" || self.high_is_made {
+            let standing = self.standings.of(other, self.now);
+            add_model(&mut there, other, (others_priority, 1), standing);
+        }
+        let plans = self.plans.iter().cloned();
+        let (of_own, others): (Vec<_>, Vec<_>) = plans.partition(|plan| is_owned_by(plan, name));
+        (there.plans, there.others) = (of_own, others);
+        there
+    }
+
+    fn pass(&mut self, name: &'static str, pass: Pass) {
+        let there = self.world_of(name);
+        let state = self.states.entry(name).or_default();
+        let decision = loop {
+            let (decision, next) = decide(&there, state, self.now);
+            *state = next;
+            let standing = decision.standing(&there);
+            self.standings.decided(name, standing, self.now);
+            match decision.kind {
+                DecisionKind::Ask(question) if pass != Pass::Slow => {
+                    state.learn(question.answer());
+                }
+                _ => break decision,
+            }
+        };
+        if pass == Pass::Fails {
+            return self.standings.failed(name, self.now);
+        }
+        let standing = decision.standing(&there);
+        match decision.kind {
+            DecisionKind::Released { .. } => {
+                self.plans.retain(|plan| !is_owned_by(plan, name));
+                self.ended.push(name);
+            }
+            DecisionKind::New { spec, .. } => {
+                self.plans.push(owned(RingPlan::new("plan", *spec), name));
+            }
+            _ => {}
+        }
+        self.standings.passed(name, standing, self.now);
+    }
+
+    /// Who has a ring.
+    fn rings(&self) -> Vec<&str> {
+        let owners = self.plans.iter().map(|plan| plan.owner_references());
+        owners.map(|owners| owners[0].name.as_str()).collect()
+    }
+}
+
 #[test]
 fn whoever_decides_when_it_ends_the_same_and_no_ring_ends_twice() {
-    let desk = [without_disk("desk")];
-    let now = Instant::now();
-    for order in ["lhhlhllh", "lhlhlhlh", "hhllhhll", "llhlhlhl", "lhllhhll"] {
-        let mut states: BTreeMap<&str, State> = BTreeMap::new();
-        let mut standings: BTreeMap<&str, Standing> = BTreeMap::new();
-        let mut plans: Vec<Arc<RingPlan>> = Vec::new();
-        let mut ended = Vec::new();
-        for turn in order.chars() {
-            let (priority, name, other) = match turn {
-                'l' => (0, "low", ("high", 10)),
-                _ => (10, "high", ("low", 0)),
-            };
-            let mut there = world_of(priority, &desk);
-            own(&mut there).metadata.uid = Some(name.to_owned());
-            // The Model of higher priority is made when it is decided about first.
-            let standing = standings.get(other.0).cloned();
-            if turn == 'h' || standing.is_some() {
-                add_model(&mut there, other.0, (other.1, 1), standing);
-            }
-            let all = plans.iter().cloned();
-            let (of_own, others): (Vec<_>, Vec<_>) = all.partition(|plan| is_owned_by(plan, name));
-            (there.plans, there.others) = (of_own, others);
-            let decision = decided_with(&there, states.entry(name).or_default(), now);
-            standings.insert(name, decision.standing(&there));
-            match decision.kind {
-                DecisionKind::Released { .. } => {
-                    plans.retain(|plan| !is_owned_by(plan, name));
-                    ended.push(name);
-                }
-                DecisionKind::New { spec, .. } => {
-                    plans.push(owned(RingPlan::new("plan", *spec), name));
-                }
-                _ => {}
-            }
+    let mut seed: u64 = 1;
+    let mut random = |below: u64| {
+        for (left, shift) in [(true, 13), (false, 7), (true, 17)] {
+            seed ^= if left { seed << shift } else { seed >> shift };
         }
-        let [plan] = plans.as_slice() else {
-            panic!("{order}: {} plans", plans.len());
-        };
-        assert!(is_owned_by(plan, "high"), "{order}");
-        let begun_by_low = order.starts_with('l');
-        let expected: &[&str] = if begun_by_low { &["low"] } else { &[] };
-        assert_eq!(ended, expected, "{order}");
+        seed % below
+    };
+    for run in 0..50 {
+        let mut operator = Operator::new();
+        let mut history = Vec::new();
+        let made = random(8);
+        for turn in 0..16 {
+            operator.high_is_made |= turn >= made;
+            let name = match random(2) {
+                1 if operator.high_is_made => "high",
+                _ => "low",
+            };
+            let pass = match random(6) {
+                0 => Pass::Slow,
+                1 => Pass::Fails,
+                _ => Pass::Whole,
+            };
+            operator.pass(name, pass);
+            let restarts = random(8) == 0;
+            if restarts {
+                operator.restart();
+            }
+            history.push((name, pass, restarts));
+            assert!(operator.rings().len() < 2, "{run}: {history:?}");
+        }
+        for name in ["high", "low", "high", "high", "low"] {
+            operator.pass(name, Pass::Whole);
+        }
+        assert_eq!(operator.rings(), ["high"], "{run}: {history:?}");
+        assert!(!operator.ended.contains(&"high"), "{run}: {history:?}");
+        assert!(operator.ended.len() < 2, "{run}: {history:?}");
     }
+}
+
+#[test]
+fn nobody_ends_for_a_model_whose_passes_fail() {
+    let mut operator = Operator::new();
+    operator.pass("low", Pass::Whole);
+    operator.high_is_made = true;
+    // Its Service cannot be written, or its plan, which is tried out.
+    for _ in 0..5 {
+        operator.pass("high", Pass::Fails);
+        operator.pass("low", Pass::Whole);
+    }
+    assert_eq!(operator.rings(), ["low"]);
+    operator.pass("high", Pass::Whole);
+    operator.pass("low", Pass::Whole);
+    assert_eq!(
+        (operator.rings().len(), &operator.ended[..]),
+        (0, &["low"][..])
+    );
+    // If its plan is refused then, others keep away for a while.
+    operator.pass("high", Pass::Fails);
+    operator.pass("low", Pass::Whole);
+    assert!(operator.rings().is_empty());
+    operator.now += Duration::from_secs(60);
+    operator.pass("low", Pass::Whole);
+    assert_eq!(operator.rings(), ["low"]);
+    // It does not end again before a pass has succeeded.
+    operator.pass("high", Pass::Fails);
+    operator.pass("low", Pass::Whole);
+    assert_eq!(operator.rings(), ["low"]);
 }
