@@ -164,18 +164,16 @@ pub async fn connect(
                 }
                 let cause = loop {
                     match events.next().await {
-                        Some(Ok(event)) => match wire::event_from_proto(event) {
-                            Some(HopEvent {
-                                rank,
-                                event: MemberEvent::Alive,
-                            }) => signs.hand_on(rank),
-                            Some(event) => {
-                                if inbox.send(Inbound::Event(event)).await.is_err() {
-                                    return;
-                                }
+                        Some(Ok(event)) => {
+                            let Some(event) = wire::event_from_proto(event) else {
+                                continue;
+                            };
+                            if matches!(event.event, MemberEvent::Alive) {
+                                signs.hand_on(event.rank);
+                            } else if inbox.send(Inbound::Event(event)).await.is_err() {
+                                return;
                             }
-                            None => {}
-                        },
+                        }
                         Some(Err(status)) => break root_cause(&status),
                         None => break "it closed the stream".to_owned(),
                     }
