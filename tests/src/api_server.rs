@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use crate::command::{CommandError, run};
 use crate::programs::program;
 use crate::service::Service;
-use crate::{timeout_argument, wait_for};
+use crate::{timeout_argument, wait_for, wait_until};
 pub(crate) use credentials::Account;
 use credentials::Credentials;
 pub(crate) use site::{Site, free_loopback_address};
@@ -100,6 +100,11 @@ impl ApiServer {
         // Held until it is ready: whoever comes meanwhile restarts it after that.
         let mut server = self.server.lock().unwrap();
         *server = None;
+        // On another host it may take a moment until it is gone.
+        wait_until("nobody listens there any more", || {
+            let asked = self.kubectl(&["get", "--raw", "/livez", "--request-timeout=5s"]);
+            asked.is_err_and(|error| error.to_string().contains("refused"))
+        });
         *server = Some(self.start_server());
     }
 
