@@ -30,7 +30,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use crate::model_controller::planner::Planner;
 use crate::model_controller::resolve::{HeaderReader, RETRY};
-use crate::model_controller::{self, Context, Question};
+use crate::model_controller::{self, Context, Question, Reached};
 use crate::stop_signals::StopSignals;
 use election::Election;
 use metrics::Metrics;
@@ -165,16 +165,18 @@ async fn lead(
     let mut election = Election::start(client.clone(), &args.namespace, &args.identity, lease);
     // A waiting instance watches too: if the leader's machine goes, and an agent with it, it knows since when.
     let agents = args.agent_namespace.as_deref().unwrap_or(&args.namespace);
-    let (stores, changes) = Stores::watch(&client, agents, model_controller::OURS);
+    let (stores, mut changes) = Stores::watch(&client, agents, model_controller::OURS);
+    let reached = Reached::default();
     let won = tokio::select! {
         won = election.won() => won,
         () = stop.received() => false,
+        () = stand_by(&stores, &mut changes, &reached) => false,
     };
     let result = match won {
         true => {
             tracing::info!(identity = args.identity, "leads");
             tokio::select! {
-                result = control(args, client, stores, changes, probes, metrics) => result,
+                result = control(args, client, (stores, changes, reached), probes, metrics) => result,
                 () = election.lost() => Err(OperatorError::LostLease),
                 () = stop.received() => Ok(()),
             }
@@ -185,11 +187,20 @@ async fn lead(
     result
 }
 
+/// Learns which rings answer, for as long as another instance leads.
+async fn stand_by(stores: &Stores, changes: &mut world::Changes, reached: &Reached) {
+    let (nobody, _) = mpsc::unbounded_channel();
+    tokio::select! {
+        // So that the store of plans fills. What came is looked at once this one leads.
+        () = changes.plans.by_ref().for_each(|_| future::ready(())) => {}
+        () = model_controller::keep_reached(stores, reached, &nobody) => {}
+    }
+}
+
 async fn control(
     args: &OperatorArgs,
     client: Client,
-    stores: Stores,
-    changes: world::Changes,
+    (stores, changes, reached): (Stores, world::Changes, Reached),
     probes: &Probes,
     metrics: Arc<Metrics>,
 ) -> Result<(), OperatorError> {
@@ -202,7 +213,7 @@ async fn control(
     let tokens = HubTokens::new(client.clone(), hub);
     let (headers, read) = HeaderReader::new(tokens, prima_weights::Client::new(RETRY, reach)?);
     let (planner, planned) = Planner::new(Question::answer, metrics.clone());
-    let (tell_reached, reached) = mpsc::unbounded_channel();
+    let (tell_reached, reached_or_not) = mpsc::unbounded_channel();
     let (look_again, concerned) = mpsc::unbounded_channel();
     let controller = Controller::new(Api::<Model>::all(client.clone()), watching::watch())
         .with_config(
@@ -215,7 +226,7 @@ async fn control(
         .owns_stream(changes.slices.map(Ok))
         .reconcile_on(UnboundedReceiverStream::new(planned))
         .reconcile_on(UnboundedReceiverStream::new(read))
-        .reconcile_on(UnboundedReceiverStream::new(reached))
+        .reconcile_on(UnboundedReceiverStream::new(reached_or_not))
         .reconcile_on(UnboundedReceiverStream::new(concerned))
         .reconcile_all_on(changes.any);
     metrics.lead(controller.store(), stores.profiles());
@@ -233,7 +244,7 @@ async fn control(
         headers,
         states: Default::default(),
         planner,
-        reached: Default::default(),
+        reached,
         standings: Default::default(),
         look_again,
         deciding: Default::default(),
@@ -241,7 +252,7 @@ async fn control(
     probes.set_ready();
     let machines = machine_status::keep(context.client.clone(), &context.stores);
     let api_keys = model_controller::keep_api_keys(&context);
-    let reached = model_controller::keep_reached(&context, tell_reached);
+    let reached = model_controller::keep_reached(&context.stores, &context.reached, &tell_reached);
     let models = controller
         .run(
             model_controller::reconcile,

@@ -42,8 +42,7 @@ use decide::DecisionKind;
 pub use decide::{Question, is_said_to_be_displaced};
 use dereference::World;
 use planner::{PATIENCE, Planner, Search};
-use reached::Reached;
-pub use reached::keep as keep_reached;
+pub use reached::{Reached, keep as keep_reached};
 use resolve::{HeaderReader, Looks};
 use standing::Standings;
 

@@ -3,12 +3,13 @@
 //! that it is not ready.
 //!
 //! That a ring does not answer counts only if it did here in the last minute. Where the operator cannot reach a ring, what its agent says counts
-//! alone: clients may reach it.
+//! alone: clients may reach it. An instance that waits to lead asks, too: if the leader's machine goes, and a ring's rank 0 with it, it knows
+//! already that this ring answered.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::mem::discriminant;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::{StreamExt, stream};
@@ -20,8 +21,8 @@ use prima_member_process::{Health, health_within};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-use super::Context;
 use super::conditions::member_status;
+use crate::cluster::world::Stores;
 
 /// Why no client is to be sent to a ring, though its agent says that it is ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,21 +36,56 @@ pub enum NotReady {
 /// By the uids of plans.
 pub type Unready = BTreeMap<String, NotReady>;
 
-/// What the last look has shown.
+/// What the last look has shown, and what is known of each ring, by the uids of plans.
 #[derive(Default)]
-pub struct Reached(Mutex<Arc<Unready>>);
+pub struct Reached {
+    unready: Mutex<Arc<Unready>>,
+    asked: Mutex<HashMap<String, Asked>>,
+}
 
 impl Reached {
     pub fn unready(&self) -> Arc<Unready> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        lock(&self.unready).clone()
+    }
+}
+
+impl Reached {
+    /// Those of all rings that are to be asked now. Forgets others.
+    fn due<'a>(&self, rings: &'a [Ring], now: Instant) -> Vec<&'a Ring> {
+        let mut asked = lock(&self.asked);
+        asked.retain(|uid, _| rings.iter().any(|ring| ring.uid == *uid));
+        let is_due = |ring: &&Ring| {
+            let known = asked.get(&ring.uid);
+            known.is_none_or(|asked| asked.is_due(now))
+        };
+        rings.iter().filter(is_due).collect()
     }
 
-    fn set(&self, unready: Arc<Unready>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = unready;
+    /// What is known after these came; `None`: it is this machine that is cut off.
+    fn note(&self, answers: Vec<(&Ring, Health)>, now: Instant) -> Option<Unready> {
+        let mut asked = lock(&self.asked);
+        if is_cut_off(&answers, &asked, now) {
+            return None;
+        }
+        let mut unready = Unready::clone(&self.unready());
+        for (ring, came) in answers {
+            let known = asked.entry(ring.uid.clone()).or_insert(Asked {
+                at: now,
+                answered: None,
+                failures: 0,
+            });
+            let was = unready.remove(&ring.uid);
+            if let Some(is) = known.note(came, was, now) {
+                unready.insert(ring.uid.clone(), is);
+            }
+        }
+        unready.retain(|uid, _| asked.contains_key(uid));
+        Some(unready)
     }
+}
+
+fn lock<T>(known: &Mutex<T>) -> MutexGuard<'_, T> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// From one look to the next, unless one takes longer.
@@ -103,38 +139,23 @@ impl Asked {
 }
 
 /// For ever. `changed` gets the Models whose rings are not to be sent clients any more, or again.
-pub async fn keep(context: &Context, changed: mpsc::UnboundedSender<ObjectRef<Model>>) {
-    let mut asked: HashMap<String, Asked> = HashMap::new();
+pub async fn keep(
+    stores: &Stores,
+    reached: &Reached,
+    changed: &mpsc::UnboundedSender<ObjectRef<Model>>,
+) {
     loop {
         let begun = Instant::now();
-        let rings: Vec<Ring> = context.stores.plans().iter().filter_map(Ring::of).collect();
-        asked.retain(|uid, _| rings.iter().any(|ring| ring.uid == *uid));
-        let due = rings.iter().filter(|ring| {
-            let known = asked.get(&ring.uid);
-            known.is_none_or(|asked| asked.is_due(begun))
-        });
+        let rings: Vec<Ring> = stores.plans().iter().filter_map(Ring::of).collect();
+        let due = reached.due(&rings, begun);
         let answers = stream::iter(due).map(|ring| async move { (ring, ring.health().await) });
         let answers: Vec<_> = answers.buffer_unordered(CONCURRENCY).collect().await;
 
-        let now = Instant::now();
-        if is_cut_off(&answers, &asked, now) {
+        let before = reached.unready();
+        let Some(unready) = reached.note(answers, Instant::now()) else {
             sleep(INTERVAL).await;
             continue;
-        }
-        let before = context.reached.unready();
-        let mut unready = Unready::clone(&before);
-        for (ring, came) in answers {
-            let known = asked.entry(ring.uid.clone()).or_insert(Asked {
-                at: now,
-                answered: None,
-                failures: 0,
-            });
-            let was = unready.remove(&ring.uid);
-            if let Some(is) = known.note(came, was, now) {
-                unready.insert(ring.uid.clone(), is);
-            }
-        }
-        unready.retain(|uid, _| asked.contains_key(uid));
+        };
         // Not for other words.
         let kind = |known: &Unready, ring: &Ring| known.get(&ring.uid).map(discriminant);
         let is_other = |ring: &&Ring| kind(&before, ring) != kind(&unready, ring);
@@ -143,9 +164,9 @@ pub async fn keep(context: &Context, changed: mpsc::UnboundedSender<ObjectRef<Mo
             .filter(is_other)
             .map(|ring| ring.model.clone())
             .collect();
-        context.reached.set(Arc::new(unready));
+        *lock(&reached.unready) = Arc::new(unready);
         for model in models {
-            // If nobody listens any more, nobody need know.
+            // Whoever only waits to lead has nobody who listens.
             let _ = changed.send(model);
         }
         sleep(INTERVAL.saturating_sub(begun.elapsed())).await;
