@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn the_highest_priority_is_bounded_and_a_higher_one_counts_as_that() {
+    fn a_priority_above_the_bound_counts_as_the_bound() {
         let (mut model, _) = crate::model_controller::test_world::model();
         for (hard, own, counts, refused) in [
             ("5", 5, 5, false),

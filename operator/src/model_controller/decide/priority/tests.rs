@@ -103,7 +103,7 @@ fn is_new(decision: &Decision) -> bool {
 }
 
 #[test]
-fn as_few_rings_as_will_do_end_and_those_of_the_lowest_priority() {
+fn the_fewest_rings_end_and_those_of_the_lowest_priority() {
     let mut there = world_of(10, &[without_disk("desk")]);
     for (name, priority, second, machine) in [
         ("third", 5, 1, "desk"),
@@ -197,7 +197,7 @@ fn nothing_ends_for_an_equal_or_in_vain() {
 }
 
 #[test]
-fn a_ring_that_works_displaces_nobody_and_one_that_is_broken_does() {
+fn a_broken_ring_displaces_others_and_a_working_one_nobody() {
     let desk = [without_disk("desk")];
     let plan = written(decided(&world_of(10, &desk)));
     let mut there = world_of(10, &desk);
@@ -216,7 +216,7 @@ fn a_ring_that_works_displaces_nobody_and_one_that_is_broken_does() {
 }
 
 #[test]
-fn weights_that_would_be_read_from_disk_need_room_if_that_is_much_slower() {
+fn weights_read_from_disk_need_room_if_that_is_much_slower() {
     let decided_beside = |priority: i32, available: i64, taken: i64| {
         let mut desk = machine("desk");
         let status = profile(&mut desk).status.as_mut().unwrap();
@@ -291,7 +291,7 @@ fn a_displaced_model_says_so_and_comes_back_when_there_is_room() {
 }
 
 #[test]
-fn room_that_becomes_free_is_offered_to_higher_priorities_first() {
+fn free_room_is_offered_to_higher_priorities_first() {
     let mut there = world_of(0, &[without_disk("desk")]);
     add_model(&mut there, "highest", (20, 1), Some(Standing::NoClaim));
     add_ring(&mut there, "highest", "desk", 9 * GIB);
@@ -329,7 +329,7 @@ fn room_that_becomes_free_is_offered_to_higher_priorities_first() {
 }
 
 #[test]
-fn an_operator_that_has_just_begun_plans_nobody_before_it_has_decided_about_higher_ones() {
+fn a_new_operator_decides_about_higher_priorities_first() {
     let mut there = world_of(0, &[without_disk("desk")]);
     add_model(&mut there, "high", (10, 1), None);
     assert_eq!(impossible(&decided(&there)).0, "AwaitingRoom");
@@ -522,7 +522,7 @@ impl Operator {
 }
 
 #[test]
-fn whoever_decides_when_it_ends_the_same_and_no_ring_ends_twice() {
+fn in_any_order_it_ends_the_same_and_no_ring_ends_twice() {
     let mut seed: u64 = 1;
     let mut random = |below: u64| {
         for (left, shift) in [(true, 13), (false, 7), (true, 17)] {
