@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
 # Puts programs for QEMU to run as other processors would into target/processors:
 #
-#   x86_64/   kernels, families_at_every_level   tests of the kernels and of the engine, as cargo built them for this machine
-#             streamed_weights, streamed_experts
-#   aarch64/  the same tests                     for arm64
-#             prima, prima-node-agent            the programs
-#             libraries                          what QEMU gives them as their root
+#   x86_64/   kernels, families_at_every_level, streamed_weights  tests of the kernels and of the engine, as cargo built them for this machine
+#   aarch64/  the same                                            for arm64
+#             prima, prima-node-agent                             the programs
+#             libraries                                           what QEMU gives them as their root
 #
 # arm64 is compiled by Debian's cross compiler in a root of its own (once, 1.5 GB in the cache): the toolchain of this machine
 # need not have that target, and the Rust of Debian's releases is too old. Takes root, mmdebstrap, what
@@ -19,7 +18,7 @@ cache=${PRIMA_CACHE:-$HOME/.cache/prima}/arm64
 version=$(grep -h ^rust-version Cargo.toml | cat - tests/processors/build.sh | sha256sum | cut -c 1-16)
 target=aarch64-unknown-linux-gnu
 programs=$PWD/target/processors
-tests=(kernels families_at_every_level streamed_weights streamed_experts)
+tests=(kernels families_at_every_level streamed_weights)
 
 main() {
     mkdir -p "$cache" "$programs"/{x86_64,aarch64}

@@ -183,16 +183,15 @@ fn a_raspberry_pi_5_has_large_pages() {
     ring_with(&RASPBERRY_PI_5, &smollm2(), &PROMPTS[..2], NOISE);
 }
 
-/// Pages of its system are larger than the blocks in which weights are read.
+/// Pages of its system are larger than the blocks in which weights are read. (Not those of experts: what the page cache has is asked with mincore,
+/// for which QEMU 7.2 writes a byte for each of this machine's smaller pages, more than there is room for.)
 #[test]
 fn weights_stream_on_a_raspberry_pi_5() {
-    for program in ["streamed_weights", "streamed_experts"] {
-        let printed = run(&mut RASPBERRY_PI_5.run(program));
-        assert!(
-            printed.contains("every_budget_gives_the_same_bits ... ok"),
-            "{program}: {printed}"
-        );
-    }
+    let printed = run(&mut RASPBERRY_PI_5.run("streamed_weights"));
+    assert!(
+        printed.contains("every_budget_gives_the_same_bits ... ok"),
+        "{printed}"
+    );
 }
 
 /// Its planner finds as good a plan as this machine's does; the solver rounds differently there.
