@@ -7,7 +7,7 @@
 //! tells of the last member's way to rank 0, which no other sign goes.
 
 use std::convert::Infallible;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
@@ -33,8 +33,10 @@ pub struct SignsOfLife {
     /// Rank 0 only: where signs end.
     home: Option<mpsc::UnboundedSender<Reply>>,
     /// Events for the predecessor. Its stream ends when the hop lets go of it, whatever is remembered here.
-    predecessor: Mutex<Option<mpsc::WeakSender<Result<proto::HopEvent, Status>>>>,
+    predecessor: Mutex<Option<Predecessor>>,
 }
+
+type Predecessor = mpsc::WeakSender<Result<proto::HopEvent, Status>>;
 
 impl SignsOfLife {
     /// `home`: given on rank 0 only.
@@ -48,10 +50,7 @@ impl SignsOfLife {
 
     /// The predecessor is connected, and hears of this member at once.
     pub fn connected(&self, events: &mpsc::Sender<Result<proto::HopEvent, Status>>) {
-        *self
-            .predecessor
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(events.downgrade());
+        *self.predecessor() = Some(events.downgrade());
         self.send(self.rank);
     }
 
@@ -78,10 +77,7 @@ impl SignsOfLife {
 
     /// To the predecessor, if it is there. One that reads nothing finds room for events that say more.
     fn send(&self, rank: usize) {
-        let predecessor = self
-            .predecessor
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let predecessor = self.predecessor();
         let events = predecessor.as_ref().and_then(mpsc::WeakSender::upgrade);
         if let Some(events) = events
             && events.capacity() > events.max_capacity() / 2
@@ -89,6 +85,13 @@ impl SignsOfLife {
             // Fails if the stream has just ended.
             let _ = events.try_send(Ok(wire::event_to_proto(sign(rank))));
         }
+    }
+
+    fn predecessor(&self) -> MutexGuard<'_, Option<Predecessor>> {
+        // It is replaced as a whole.
+        self.predecessor
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

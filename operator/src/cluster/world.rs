@@ -571,7 +571,7 @@ fn read_plan(mut object: DynamicObject) -> Option<RingPlan> {
     }
 }
 
-fn lock<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub(crate) fn lock<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     // Nothing in there can be half changed.
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }

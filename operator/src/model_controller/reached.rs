@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::mem::discriminant;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use futures::{StreamExt, stream};
@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use super::conditions::member_status;
-use crate::cluster::world::Stores;
+use crate::cluster::world::{Stores, lock};
 
 /// Why no client is to be sent to a ring, though its agent says that it is ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,11 +69,8 @@ impl Reached {
         }
         let mut unready = Unready::clone(&self.unready());
         for (ring, came) in answers {
-            let known = asked.entry(ring.uid.clone()).or_insert(Asked {
-                at: now,
-                answered: None,
-                failures: 0,
-            });
+            let known = asked.entry(ring.uid.clone());
+            let known = known.or_insert_with(|| Asked::new(now));
             let was = unready.remove(&ring.uid);
             if let Some(is) = known.note(came, was, now) {
                 unready.insert(ring.uid.clone(), is);
@@ -82,10 +79,6 @@ impl Reached {
         unready.retain(|uid, _| asked.contains_key(uid));
         Some(unready)
     }
-}
-
-fn lock<T>(known: &Mutex<T>) -> MutexGuard<'_, T> {
-    known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// From one look to the next, unless one takes longer.
@@ -108,6 +101,14 @@ struct Asked {
 }
 
 impl Asked {
+    fn new(at: Instant) -> Self {
+        Self {
+            at,
+            answered: None,
+            failures: 0,
+        }
+    }
+
     fn is_due(&self, now: Instant) -> bool {
         let answered_lately = self.answered_within(JUDGED_FOR, now);
         answered_lately || now.duration_since(self.at) >= SELDOM
@@ -229,9 +230,8 @@ mod tests {
             ring("never", "10.0.0.3:9400"),
         ];
         let known = |answered| Asked {
-            at: now,
             answered,
-            failures: 0,
+            ..Asked::new(now)
         };
         let asked = [("a", Some(now)), ("b", Some(now)), ("never", None)];
         let asked = asked.map(|(uid, answered)| (uid.to_owned(), known(answered)));
@@ -262,11 +262,7 @@ mod tests {
     fn a_ring_that_says_that_it_is_not_ready_is_believed_at_once() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut ring = Asked {
-            at: start,
-            answered: None,
-            failures: 0,
-        };
+        let mut ring = Asked::new(start);
         let not_ready = Health::NotReady {
             why: "it stands still".to_owned(),
             fails_at: None,
@@ -284,11 +280,7 @@ mod tests {
     fn only_who_has_answered_lately_is_not_reached() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut ring = Asked {
-            at: start,
-            answered: None,
-            failures: 0,
-        };
+        let mut ring = Asked::new(start);
         let mut known = None;
         let mut is_silent = |ring: &mut Asked, came: Health, second| {
             known = ring.note(came, known.take(), at(second));
