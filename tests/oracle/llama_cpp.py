@@ -5,22 +5,19 @@ the folder given as the only argument, under a name made of the bytes of the mod
 where a file lies makes no difference. What computes them (llama_cpp_answers.py) is loaded for the first that is not there.
 
 Request   {"model": path, "exact": flag, "quantized_kv": flag, "threads": n, "context": n,
-           "greedy": [{"prompt": text, "tokens": n}], "next": [{"prompt": text, "top": n}],
+           "greedy": [{"prompt": text, "tokens": n, "top": n}],
            "text": null | {"path": path, "window": n, "windows": n, "top": n, or 0 for none}}
 Answer    {"version": text,
-           "greedy": [{"prompt": [id], "tokens": [id], "top": [[[id, logit], [id, logit]]], "batch_noise": x or null}],
-           "next":   [{"prompt": [id], "top": [[id, logprob]]}],
+           "greedy": [{"prompt": [id], "tokens": [id], "best": [[[id, logit], [id, logit]]], "top": [[id, logprob]]}],
            "text":   null | {"tokens": [id], "logprobs": [x], "top": [[[id, logprob]]]}}
 
-Prompts are tokenized with special tokens added as the file says, and no special token is recognised inside them. `greedy`
-decodes one token of each prompt at a time, all in one batch, which reads the weights once; its `top` has the two largest logits at each step. `text` splits the text's first window x windows
-tokens (BOS, if any, once at the start) into windows, each computed on its own; logprobs are of the tokens 1.. of
-each window, `top` the largest at the same places. Natural logarithms.
+Prompts are tokenized with special tokens added as the file says, and no special token is recognised inside them. `greedy` decodes one token
+of each prompt at a time, all in one batch, which reads the weights once. Its `best` are the two largest logits at each step, its `top` the most
+likely tokens after the prompt. `text` splits the text's first window x windows tokens (BOS, if any, once at the start) into windows, each computed
+on its own. Logprobs are of the tokens 1.. of each window, `top` the most likely at the same places. Natural logarithms.
 
-`batch_noise` is how far llama.cpp is from itself: the largest difference of a logit between one token at a time and all tokens of the prompt in
-one batch; of the first prompt only, null for the others. Its kernels for quantized weights round activations to eight bits, so a difference in the last bit of a float can turn into one
-of a quantization step. With `exact` the weights are written out as F32 first (dequantize.py): no activation is rounded, and what remains is
-the KV cache's F16. With `quantized_kv` keys and values are cached as Q8_0; llama.cpp then rounds queries to eight bits, too.
+With `exact` the weights are written out as F32 first (dequantize.py): no activation is rounded to eight bits, and what remains is the KV
+cache's F16. With `quantized_kv` keys and values are cached as Q8_0; llama.cpp then rounds queries to eight bits, too.
 
 Decides nothing about what agrees; the tests do.
 """

@@ -36,22 +36,23 @@ def compute(request: dict, library: str) -> dict:
         return {
             "version": session.lib.llama_version().decode(),
             "greedy": greedy(session, request["greedy"]),
-            "next": [following(session, job["prompt"], job["top"]) for job in request["next"]],
             "text": score(session, **request["text"]) if request["text"] else None,
         }
 
 
 def greedy(session: "Session", jobs: list[dict]) -> list[dict]:
     session.clear()
-    answers = [{"prompt": session.tokenize(job["prompt"]), "tokens": [], "top": [], "batch_noise": None} for job in jobs]
+    answers = []
 
-    def note(sequence: int, row: np.ndarray) -> None:
-        answer = answers[sequence]
-        answer["top"].append(two_largest(row))
-        answer["tokens"].append(answer["top"][-1][0][0])
+    def note(answer: dict, row: np.ndarray) -> None:
+        answer["best"].append(two_largest(row))
+        answer["tokens"].append(answer["best"][-1][0][0])
 
-    for sequence, answer in enumerate(answers):
-        note(sequence, session.last(answer["prompt"], sequence))
+    for sequence, job in enumerate(jobs):
+        prompt = session.tokenize(job["prompt"])
+        row = session.last(prompt, sequence)
+        answers.append({"prompt": prompt, "tokens": [], "best": [], "top": logprobs(row, largest(row, job["top"]))})
+        note(answers[-1], row)
     active = list(range(len(jobs)))
     while active := [sequence for sequence in active if len(answers[sequence]["tokens"]) < jobs[sequence]["tokens"]]:
         # Each sequence's last token stands at the place before its end.
@@ -59,19 +60,8 @@ def greedy(session: "Session", jobs: list[dict]) -> list[dict]:
         tokens = [answers[sequence]["tokens"][-1] for sequence in active]
         rows = session.run(list(zip(tokens, ends, active, strict=True)))
         for sequence, row in zip(active, rows, strict=True):
-            note(sequence, row)
-    for answer in answers[:1]:
-        session.clear()
-        batch = session.decode(answer["prompt"] + answer["tokens"][:-1], 0)[len(answer["prompt"]) - 1 :]
-        answer["batch_noise"] = max(abs(logit - float(batch[step][i])) for step, pair in enumerate(answer["top"]) for i, logit in pair)
+            note(answers[sequence], row)
     return answers
-
-
-def following(session: "Session", prompt: str, top: int) -> dict:
-    ids = session.tokenize(prompt)
-    session.clear()
-    row = session.last(ids)
-    return {"prompt": ids, "top": logprobs(row, largest(row, top))}
 
 
 def score(session: "Session", path: str, window: int, windows: int, top: int) -> dict:
@@ -216,7 +206,7 @@ class Session:
     def clear(self) -> None:
         self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
 
-    def last(self, ids: list[int], sequence: int = 0) -> np.ndarray:
+    def last(self, ids: list[int], sequence: int) -> np.ndarray:
         """The logits after the last of the tokens, with which the sequence begins."""
         [row] = self.run([(token, place, sequence) for place, token in enumerate(ids)], [len(ids) - 1])
         return row

@@ -24,7 +24,8 @@ pub struct OneProcess {
     pub tokenizer: Tokenizer,
     /// Of the sequences that are made from now on.
     pub kv_format: KvFormat,
-    compute: Compute,
+    /// Its threads, and the level of its kernels. Another one may take its place at any time, which costs less than to open a model again.
+    pub compute: Compute,
     whole: WholeModel,
 }
 
@@ -72,6 +73,22 @@ impl OneProcess {
     pub fn logits(&self, tokens: &[u32], kv: &mut KvCache) -> Result<Vec<f32>, OneProcessError> {
         let activation = self.forward(tokens, &mut [entry(kv, tokens.len())])?;
         self.head(&activation)
+    }
+
+    /// As [`logits`](Self::logits), but only those after the tokens at these `places`, places x vocabulary.
+    pub fn logits_after(
+        &self,
+        tokens: &[u32],
+        places: impl IntoIterator<Item = usize>,
+        kv: &mut KvCache,
+    ) -> Result<Vec<f32>, OneProcessError> {
+        let activation = self.forward(tokens, &mut [entry(kv, tokens.len())])?;
+        let hidden = self.model.spec().hidden;
+        let mut wanted = Vec::new();
+        for place in places {
+            wanted.extend_from_slice(&activation[place * hidden..][..hidden]);
+        }
+        self.head(&wanted)
     }
 
     /// As [`logits`](Self::logits), but only those after the last token, as a decode step needs them.

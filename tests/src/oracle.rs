@@ -25,21 +25,14 @@ pub struct Request {
     /// The longest sequence, in tokens.
     pub context: usize,
     pub greedy: Vec<GreedyJob>,
-    pub next: Vec<NextJob>,
     pub text: Option<TextJob>,
 }
 
-/// Continue `prompt` by `tokens` tokens, each the most likely.
+/// Continue `prompt` by `tokens` tokens, each the most likely; and name the `top` most likely tokens after it.
 #[derive(Debug, Clone, Serialize)]
 pub struct GreedyJob {
     pub prompt: String,
     pub tokens: usize,
-}
-
-/// The `top` most likely tokens after `prompt`.
-#[derive(Debug, Clone, Serialize)]
-pub struct NextJob {
-    pub prompt: String,
     pub top: usize,
 }
 
@@ -57,7 +50,6 @@ pub struct TextJob {
 pub struct Answer {
     pub version: String,
     pub greedy: Vec<Greedy>,
-    pub next: Vec<Next>,
     pub text: Option<Text>,
 }
 
@@ -66,15 +58,8 @@ pub struct Greedy {
     pub prompt: Vec<u32>,
     pub tokens: Vec<u32>,
     /// The two largest logits at each step.
-    pub top: Vec<[(u32, f32); 2]>,
-    /// The largest difference of such a logit when all tokens are computed in one batch; of the first job.
-    pub batch_noise: Option<f32>,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-pub struct Next {
-    pub prompt: Vec<u32>,
-    /// Token and natural log probability, most likely first.
+    pub best: Vec<[(u32, f32); 2]>,
+    /// After the prompt: token and natural log probability, most likely first.
     pub top: Vec<(u32, f32)>,
 }
 

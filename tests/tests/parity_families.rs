@@ -316,7 +316,6 @@ fn request(model: &Path, text: TextJob) -> Request {
         threads: 2,
         context: text.window,
         greedy: Vec::new(),
-        next: Vec::new(),
         text: Some(text),
     }
 }

@@ -316,7 +316,6 @@ fn ask(model: PathBuf, exact: bool) -> Text {
         threads: 2,
         context: WINDOW,
         greedy: Vec::new(),
-        next: Vec::new(),
         text: Some(TextJob {
             path: assets::path("text/moby-dick.txt").unwrap(),
             window: WINDOW,
