@@ -118,39 +118,45 @@ fn gemma3_270m_as_f32_continues_20_prompts_as_llama_cpp_does() {
 
 #[test]
 fn stories15m_has_the_perplexity_of_llama_cpp() {
-    perplexity_agrees("stories15M-F32", 256, 8);
+    let mut reading = Reading::of("stories15M-F32", 256, 8);
+    reading.has_the_same_bits_where_levels_fuse();
+    reading.agrees_where_levels_do_not_fuse();
 }
 
 #[test]
 fn qwen2_with_biases_has_the_perplexity_of_llama_cpp() {
-    perplexity_agrees("stories15M-qwen2-F32", 256, 8);
+    let mut reading = Reading::of("stories15M-qwen2-F32", 256, 8);
+    reading.has_the_same_bits_where_levels_fuse();
+    reading.agrees_where_levels_do_not_fuse();
 }
 
 #[test]
-fn smollm2_has_the_perplexity_of_llama_cpp() {
-    perplexity_agrees("SmolLM2-135M-Instruct-Q4_1", 512, 4);
+fn smollm2_has_llama_cpps_perplexity_also_with_q8_0_kv() {
+    let mut reading = Reading::of("SmolLM2-135M-Instruct-Q4_1", 512, 4);
+    reading.agrees_with_q8_0_kv();
+    reading.has_the_same_bits_where_levels_fuse();
+    reading.agrees_where_levels_do_not_fuse();
 }
 
-/// Most of its layers see the last 512 positions, of 1,024 here.
+/// Most of its layers see the last 512 positions, of 1,024 here. What does not fuse is slow: at its level, the prima-kernels tests compare windows
+/// with the textbook formula, and `parity_weight_formats.rs` the logprobs of this file with the exact ones.
 #[test]
-fn gemma3_270m_has_the_perplexity_of_llama_cpp() {
-    perplexity_agrees("gemma-3-270m-Q4_K_M", 1024, 1);
+fn gemma3_270m_has_llama_cpps_perplexity_also_with_q8_0_kv() {
+    let mut reading = Reading::of("gemma-3-270m-Q4_K_M", 1024, 1);
+    reading.agrees_with_q8_0_kv();
+    reading.has_the_same_bits_where_levels_fuse();
 }
 
-#[test]
-fn smollm2_with_q8_0_kv_has_nearly_the_perplexity_of_f16() {
-    quantized_kv_agrees("SmolLM2-135M-Instruct-Q4_1", 512, 4);
-}
-
-/// No activation is rounded to eight bits, so that only the KV cache makes a difference.
+/// No activation is rounded to eight bits, so that only the KV cache makes a difference. llama.cpp rounds queries, too, so it may be further away.
 #[test]
 fn smollm2_as_f32_has_nearly_its_perplexity_with_q8_0_kv() {
-    quantized_kv_agrees("SmolLM2-135M-Instruct-F32", 512, 2);
-}
-
-#[test]
-fn gemma3_270m_with_q8_0_kv_has_nearly_the_perplexity_of_f16() {
-    quantized_kv_agrees("gemma-3-270m-Q4_K_M", 1024, 1);
+    let (name, window, windows) = ("SmolLM2-135M-Instruct-F32", 512, 2);
+    let mut engine = open(name);
+    let llama_cpp = text_of(&engine, name, window, windows, true);
+    let f16 = perplexity(&logprobs_of(&engine, &llama_cpp.tokens, window, 1));
+    let q8_0 = q8_0_kv_agrees(name, &mut engine, &llama_cpp.tokens, window, f16);
+    let peer = perplexity(&llama_cpp.logprobs);
+    assert_near(&format!("{name} with Q8_0, llama.cpp"), q8_0, peer, 0.01);
 }
 
 #[test]
@@ -285,8 +291,88 @@ fn top_logprobs_agree(case: &str, logits: &[f32], top: &[(u32, f32)], bound: f32
     }
 }
 
+/// A text, as llama.cpp and the engine at its best level read it.
+struct Reading {
+    name: &'static str,
+    window: usize,
+    engine: OneProcess,
+    llama_cpp: Text,
+    /// Of each token but the first of every window.
+    logprobs: Vec<f64>,
+}
+
+impl Reading {
+    /// Of as many tokens. Panics unless the perplexities agree.
+    fn of(name: &'static str, window: usize, windows: usize) -> Self {
+        let best = IsaLevel::detect();
+        let engine = OneProcess::open_at_level(&model(name), THREADS, best).unwrap();
+        let llama_cpp = text_of(&engine, name, window, windows, false);
+        let logprobs = logprobs_of(&engine, &llama_cpp.tokens, window, 1);
+        assert_eq!(logprobs.len(), llama_cpp.logprobs.len());
+        let reading = Reading {
+            name,
+            window,
+            engine,
+            llama_cpp,
+            logprobs,
+        };
+        reading.agrees(best, &reading.logprobs, 0.005);
+        reading
+    }
+
+    /// Compares as many tokens as there are logprobs. Both round activations to eight bits, and of fewer tokens less of that evens out.
+    fn agrees(&self, level: IsaLevel, logprobs: &[f64], bound: f64) {
+        let wanted = perplexity(&self.llama_cpp.logprobs[..logprobs.len()]);
+        let what = format!("{} at {level}, llama.cpp", self.name);
+        assert_near(&what, perplexity(logprobs), wanted, bound);
+    }
+
+    /// Q8_0's perplexity is near F16's, which is near llama.cpp's with F16. Of the engine, llama.cpp's with Q8_0 would say nothing more; it is
+    /// compared where no activation is rounded (`smollm2_as_f32_has_nearly_its_perplexity_with_q8_0_kv`).
+    fn agrees_with_q8_0_kv(&mut self) {
+        let (tokens, f16) = (&self.llama_cpp.tokens, perplexity(&self.logprobs));
+        q8_0_kv_agrees(self.name, &mut self.engine, tokens, self.window, f16);
+    }
+
+    /// In the first window, all of which the layers compute. Logits, most of the work in a large vocabulary, are made at every seventh place: at each
+    /// of the rows that kernels take together, in turn.
+    fn has_the_same_bits_where_levels_fuse(&mut self) {
+        const STEP: usize = 7;
+        let tokens = &self.llama_cpp.tokens[..self.window];
+        let expected = self.logprobs[..self.window - 1].iter().step_by(STEP);
+        let expected: Vec<f64> = expected.copied().collect();
+        // Plain Rust would take minutes: `parity_weight_formats.rs` compares its logprobs over fewer tokens.
+        let fuses = |level: &IsaLevel| level.fuses() && *level != IsaLevel::SCALAR;
+        for level in lower_levels().filter(fuses) {
+            self.engine.compute = Compute::at_level(THREADS, level).unwrap();
+            let found = logprobs_of(&self.engine, tokens, self.window, STEP);
+            assert!(
+                found == expected,
+                "{}: other logprobs at {level}",
+                self.name
+            );
+        }
+    }
+
+    /// These have bits of their own, and are slow.
+    fn agrees_where_levels_do_not_fuse(&mut self) {
+        let tokens = &self.llama_cpp.tokens[..1024];
+        for level in lower_levels().filter(|level| !level.fuses()) {
+            self.engine.compute = Compute::at_level(THREADS, level).unwrap();
+            let found = logprobs_of(&self.engine, tokens, self.window, 1);
+            self.agrees(level, &found, 0.01);
+        }
+    }
+}
+
 /// The tokens of a text, as both cut it, and their logprobs by llama.cpp.
-fn text_of(name: &str, window: usize, windows: usize, quantized_kv: bool) -> Text {
+fn text_of(
+    engine: &OneProcess,
+    name: &str,
+    window: usize,
+    windows: usize,
+    quantized_kv: bool,
+) -> Text {
     let count = window * windows;
     let path = assets::path("text/moby-dick.txt").unwrap();
     let text = std::fs::read_to_string(&path).unwrap();
@@ -304,85 +390,58 @@ fn text_of(name: &str, window: usize, windows: usize, quantized_kv: bool) -> Tex
     .unwrap();
     assert_eq!(expected.tokens.len(), count);
     let start: String = text.chars().take(16 * count).collect();
-    let tokens = open(name).tokenizer.encode(&start, true, false).unwrap();
+    let tokens = engine.tokenizer.encode(&start, true, false).unwrap();
     assert_eq!(tokens[..count], expected.tokens, "tokens of the text");
     assert_eq!(expected.logprobs.len(), count - windows);
     expected
 }
 
-/// What Q8_0 costs: half a percent of F16's perplexity is stated. llama.cpp rounds queries, too, so it may be further away.
-fn quantized_kv_agrees(name: &str, window: usize, windows: usize) {
-    let expected = text_of(name, window, windows, true);
-    let mut engine = open(name);
-    let [f16, q8_0] = [KvFormat::F16, KvFormat::Q8_0].map(|format| {
-        engine.kv_format = format;
-        perplexity(&logprobs_of(&engine, &expected.tokens, window))
-    });
-    let llama_cpp = perplexity(&expected.logprobs);
-    println!("{name}: perplexity {f16:.4} with F16, {q8_0:.4} with Q8_0, llama.cpp {llama_cpp:.4}");
+/// What Q8_0 costs: half a percent of F16's perplexity is stated. Returns Q8_0's.
+fn q8_0_kv_agrees(
+    name: &str,
+    engine: &mut OneProcess,
+    tokens: &[u32],
+    window: usize,
+    f16: f64,
+) -> f64 {
+    engine.kv_format = KvFormat::Q8_0;
+    let q8_0 = perplexity(&logprobs_of(engine, tokens, window, 1));
+    engine.kv_format = KvFormat::F16;
     assert!(f16 != q8_0, "{name}: the same with both formats");
-    for (other, perplexity, bound) in [("F16", f16, 0.005), ("llama.cpp", llama_cpp, 0.01)] {
-        assert!(
-            (q8_0 / perplexity - 1.0).abs() <= bound,
-            "{name}: perplexity {q8_0} with Q8_0, {perplexity} with {other}"
-        );
-    }
+    assert_near(&format!("{name} with Q8_0, F16"), q8_0, f16, 0.005);
+    q8_0
 }
 
-fn perplexity_agrees(name: &str, window: usize, windows: usize) {
-    let expected = text_of(name, window, windows, false);
-    // Compares as many tokens as there are logprobs. Both round activations to eight bits, and of fewer tokens less of that evens out.
-    let agrees = |level: IsaLevel, logprobs: &[f64], bound: f64| {
-        let wanted = perplexity(&expected.logprobs[..logprobs.len()]);
-        let found = perplexity(logprobs);
-        println!("{name} at {level}: perplexity {found:.4}, llama.cpp {wanted:.4}");
-        assert!(
-            (found / wanted - 1.0).abs() <= bound,
-            "{name} at {level}: perplexity {found}, llama.cpp {wanted}"
-        );
-    };
-    let best = IsaLevel::detect();
-    let engine = OneProcess::open_at_level(&model(name), THREADS, best).unwrap();
-    let logprobs = logprobs_of(&engine, &expected.tokens, window);
-    assert_eq!(logprobs.len(), expected.logprobs.len());
-    agrees(best, &logprobs, 0.005);
-    for level in lower_levels() {
-        let engine = OneProcess::open_at_level(&model(name), THREADS, level).unwrap();
-        match level.name() {
-            // It would take minutes: `parity_weight_formats.rs` compares its logprobs over fewer tokens.
-            "scalar" => {}
-            // It cannot fuse a product and a sum, so it has bits of its own; and it is slow.
-            "sse4.1" => {
-                let some = &expected.tokens[..1024];
-                agrees(level, &logprobs_of(&engine, some, window), 0.01);
-            }
-            // All others have the same bits.
-            _ => {
-                let found = logprobs_of(&engine, &expected.tokens[..window], window);
-                let same = found[..] == logprobs[..window - 1];
-                assert!(same, "{name}: other logprobs at {level} than at {best}");
-            }
-        }
-    }
+fn assert_near(what: &str, found: f64, wanted: f64, bound: f64) {
+    println!("{what}: perplexity {found:.4} and {wanted:.4}");
+    assert!(
+        (found / wanted - 1.0).abs() <= bound,
+        "{what}: perplexity {found} and {wanted}"
+    );
 }
 
-/// Of each token but the first of every window.
-fn logprobs_of(engine: &OneProcess, tokens: &[u32], window: usize) -> Vec<f64> {
+/// Of every `step`-th token of each window, from the second on.
+fn logprobs_of(engine: &OneProcess, tokens: &[u32], window: usize, step: usize) -> Vec<f64> {
     // All logits of a large vocabulary would take gigabytes.
     const AT_ONCE: usize = 64;
     let vocabulary = engine.model.spec().vocabulary;
     let mut logprobs = Vec::new();
     for part in tokens.chunks(window) {
         let mut kv = engine.sequence(window);
-        let mut next = part.iter().skip(1);
-        for chunk in part.chunks(AT_ONCE) {
-            let logits = engine.logits(chunk, &mut kv).unwrap();
-            logprobs.extend(
-                logits
-                    .chunks(vocabulary)
-                    .zip(&mut next)
-                    .map(|(row, &token)| f64::from(row[token as usize]) - log_sum_exp(row)),
-            );
+        for (number, chunk) in part.chunks(AT_ONCE).enumerate() {
+            let first = number * AT_ONCE;
+            // Behind the last token of a window stands none.
+            let places: Vec<usize> = (0..chunk.len())
+                .filter(|place| (first + place).is_multiple_of(step))
+                .filter(|place| first + place + 1 < part.len())
+                .collect();
+            let logits = engine
+                .logits_after(chunk, places.iter().copied(), &mut kv)
+                .unwrap();
+            for (row, place) in logits.chunks(vocabulary).zip(places) {
+                let next = part[first + place + 1];
+                logprobs.push(f64::from(row[next as usize]) - log_sum_exp(row));
+            }
         }
     }
     logprobs
