@@ -6,7 +6,7 @@ where a file lies makes no difference. What computes them (llama_cpp_answers.py)
 
 Request   {"model": path, "exact": flag, "quantized_kv": flag, "threads": n, "context": n,
            "greedy": [{"prompt": text, "tokens": n, "top": n}],
-           "text": null | {"path": path, "window": n, "windows": n, "top": n, or 0 for none}}
+           "text": null | {"path": path, "window": n, "windows": n, "top": n, "of": [[id]]}}
 Answer    {"version": text,
            "greedy": [{"prompt": [id], "tokens": [id], "best": [[[id, logit], [id, logit]]], "top": [[id, logprob]]}],
            "text":   null | {"tokens": [id], "logprobs": [x], "top": [[[id, logprob]]]}}
@@ -14,7 +14,8 @@ Answer    {"version": text,
 Prompts are tokenized with special tokens added as the file says, and no special token is recognised inside them. `greedy` decodes one token
 of each prompt at a time, all in one batch, which reads the weights once. Its `best` are the two largest logits at each step, its `top` the most
 likely tokens after the prompt. `text` splits the text's first window x windows tokens (BOS, if any, once at the start) into windows, each computed
-on its own. Logprobs are of the tokens 1.. of each window, `top` the most likely at the same places. Natural logarithms.
+on its own. Logprobs are of the tokens 1.. of each window. At the same places, `top` are the tokens that `of` has there; where `of` is empty, the
+n most likely, or none where n is 0. Natural logarithms.
 
 With `exact` the weights are written out as F32 first (dequantize.py): no activation is rounded to eight bits, and what remains is the KV
 cache's F16. With `quantized_kv` keys and values are cached as Q8_0; llama.cpp then rounds queries to eight bits, too.

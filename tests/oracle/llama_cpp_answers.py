@@ -64,7 +64,7 @@ def greedy(session: "Session", jobs: list[dict]) -> list[dict]:
     return answers
 
 
-def score(session: "Session", path: str, window: int, windows: int, top: int) -> dict:
+def score(session: "Session", path: str, window: int, windows: int, top: int, of: list[list[int]]) -> dict:
     # English has about four characters a token; sixteen are ample, and the whole book would take long.
     ids = session.tokenize(Path(path).read_text()[: 16 * window * windows])[: window * windows]
     if len(ids) < window * windows:
@@ -76,9 +76,10 @@ def score(session: "Session", path: str, window: int, windows: int, top: int) ->
         for first in range(0, window, AT_ONCE):
             # Behind the last token of a window stands none.
             for row, token in zip(session.decode(part[first : first + AT_ONCE], first), part[first + 1 :]):
-                [(_, logprob), *most] = logprobs(row, [token, *(largest(row, top) if top else [])])
+                wanted = of[len(scores)] if of else largest(row, top) if top else []
+                [(_, logprob), *others] = logprobs(row, [token, *wanted])
                 scores.append(logprob)
-                tops += [most] if top else []
+                tops.append(others)
     return {"tokens": ids, "logprobs": scores, "top": tops}
 
 

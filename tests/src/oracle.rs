@@ -42,7 +42,10 @@ pub struct TextJob {
     pub path: PathBuf,
     pub window: usize,
     pub windows: usize,
+    /// How many of the most likely tokens are named at each place.
     pub top: usize,
+    /// In their stead, these tokens at each place; empty: none.
+    pub of: Vec<Vec<u32>>,
 }
 
 /// llama.cpp's answer, one entry for each job of the request.
@@ -68,7 +71,7 @@ pub struct Text {
     pub tokens: Vec<u32>,
     /// Of each window's tokens, from the second on.
     pub logprobs: Vec<f64>,
-    /// The most likely tokens at the same places.
+    /// The tokens that were asked for at the same places, or the most likely ones.
     pub top: Vec<Vec<(u32, f32)>>,
 }
 

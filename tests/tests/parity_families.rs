@@ -91,6 +91,7 @@ fn agrees(family: &str) {
         window: WINDOW,
         windows: WINDOWS,
         top: TOP,
+        of: Vec::new(),
     };
     let request = request(&model, text);
     let expected = oracle::ask(&request).unwrap().text.unwrap();
@@ -327,6 +328,7 @@ fn whole(text: &Path, top: usize) -> TextJob {
         window: LENGTH,
         windows: 1,
         top,
+        of: Vec::new(),
     }
 }
 

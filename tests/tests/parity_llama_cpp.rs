@@ -384,6 +384,7 @@ fn text_of(
             window,
             windows,
             top: 0,
+            of: Vec::new(),
         });
     })
     .text
