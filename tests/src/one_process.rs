@@ -147,9 +147,26 @@ pub fn end_tokens(engine: &OneProcess) -> Vec<u32> {
         .collect()
 }
 
-/// Natural log probabilities of one row of logits.
-pub fn log_softmax(logits: &[f32]) -> Vec<f32> {
-    let whole = log_sum_exp(logits);
-    let logprobs = logits.iter().map(|&logit| f64::from(logit) - whole);
-    logprobs.map(|logprob| logprob as f32).collect()
+/// Natural log probabilities of one row of logits. Each is computed when it is asked for: a vocabulary is large, and few of its tokens are.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Logprobs {
+    logits: Vec<f32>,
+    whole: f64,
+}
+
+impl Logprobs {
+    pub fn of(logits: &[f32]) -> Self {
+        Self {
+            logits: logits.to_vec(),
+            whole: log_sum_exp(logits),
+        }
+    }
+
+    pub fn logits(&self) -> &[f32] {
+        &self.logits
+    }
+
+    pub fn token(&self, token: u32) -> f32 {
+        (f64::from(self.logits[token as usize]) - self.whole) as f32
+    }
 }

@@ -8,15 +8,18 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use prima_engine::Compute;
 use prima_engine::kernels::IsaLevel;
 use prima_gguf::GgmlType;
 use prima_test_models::options::{Variant, add_factors, experts_in_mxfp4, options};
 use prima_test_models::{FAMILIES, MadeUpModel, Random, characters_as_tokens};
 use prima_tests::assets;
-use prima_tests::one_process::{OneProcess, log_softmax, lower_levels};
+use prima_tests::one_process::{Logprobs, OneProcess, lower_levels};
 use prima_tests::oracle::{self, Request, Text, TextJob};
 use prima_text::most_likely;
 
+/// Two would wait for each other where other tests run beside these.
+const THREADS: usize = 1;
 const WINDOW: usize = 256;
 const WINDOWS: usize = 2;
 const TOP: usize = 20;
@@ -96,10 +99,8 @@ fn agrees(family: &str) {
     let request = request(&model, text);
     let expected = oracle::ask(&request).unwrap().text.unwrap();
     let best = IsaLevel::detect();
-    let rows = logprobs(
-        &OneProcess::open_at_level(&model, 2, best).unwrap(),
-        &expected,
-    );
+    let mut engine = OneProcess::open_at_level(&model, THREADS, best).unwrap();
+    let rows = logprobs(&engine, &expected);
     let decided = compare(family, BOUND, &rows, &expected);
     assert!(
         decided > rows.len() / 2,
@@ -110,16 +111,14 @@ fn agrees(family: &str) {
     // Levels have the same bits, but for those that cannot fuse a product and a sum, or do not.
     let some = &expected.tokens[..WINDOW / 4];
     for level in lower_levels() {
-        let engine = OneProcess::open_at_level(&model, 2, level).unwrap();
-        let found = logits(&engine, some);
-        let found: Vec<_> = found.iter().map(|row| log_softmax(row)).collect();
-        let found = &found[..some.len() - 1];
+        engine.compute = Compute::at_level(THREADS, level).unwrap();
+        let found = all_but_the_last(&engine, some);
         match level.name() {
             "scalar" | "sse4.1" => {
-                compare(&format!("{family} at {level}"), BOUND, found, &expected);
+                compare(&format!("{family} at {level}"), BOUND, &found, &expected);
             }
             _ => assert!(
-                *found == rows[..found.len()],
+                found[..] == rows[..found.len()],
                 "{family}: other logits at {level} than at {best}"
             ),
         }
@@ -127,26 +126,24 @@ fn agrees(family: &str) {
 }
 
 /// After each token but the last of every window.
-fn logprobs(engine: &OneProcess, text: &Text) -> Vec<Vec<f32>> {
+fn logprobs(engine: &OneProcess, text: &Text) -> Vec<Logprobs> {
     let windows = text.tokens.chunks(WINDOW);
-    let rows = windows.flat_map(|tokens| {
-        let mut rows = logits(engine, tokens);
-        rows.pop();
-        rows
-    });
-    rows.map(|row| log_softmax(&row)).collect()
+    let rows = windows.flat_map(|tokens| all_but_the_last(engine, tokens));
+    rows.collect()
 }
 
-/// After each token.
-fn logits(engine: &OneProcess, tokens: &[u32]) -> Vec<Vec<f32>> {
-    let vocabulary = engine.model.spec().vocabulary;
-    let logits = engine.logits(tokens, &mut engine.sequence(WINDOW)).unwrap();
-    logits.chunks(vocabulary).map(<[f32]>::to_vec).collect()
+/// The log probabilities after each token but the last.
+fn all_but_the_last(engine: &OneProcess, tokens: &[u32]) -> Vec<Logprobs> {
+    let mut kv = engine.sequence(WINDOW);
+    let places = 0..tokens.len() - 1;
+    let logits = engine.logits_after(tokens, places, &mut kv).unwrap();
+    let rows = logits.chunks(engine.model.spec().vocabulary);
+    rows.map(Logprobs::of).collect()
 }
 
 /// Panics when a log probability differs by more than `bound`, or another token is the most likely where the gap is wide enough to decide it.
 /// Returns at how many places it is.
-fn compare(name: &str, bound: f32, rows: &[Vec<f32>], expected: &Text) -> usize {
+fn compare(name: &str, bound: f32, rows: &[Logprobs], expected: &Text) -> usize {
     let mut largest = 0_f32;
     for (place, (row, top)) in rows.iter().zip(&expected.top).enumerate() {
         let (token, difference) = largest_difference(row, top);
@@ -154,7 +151,7 @@ fn compare(name: &str, bound: f32, rows: &[Vec<f32>], expected: &Text) -> usize 
         assert!(
             difference <= bound,
             "{name}, place {place}: token {token} has {}, which differs by {difference} from llama.cpp's",
-            row[token as usize]
+            row.token(token)
         );
     }
     let decided = greedy_agrees(name, 2.0 * bound, rows, expected);
@@ -166,10 +163,9 @@ fn compare(name: &str, bound: f32, rows: &[Vec<f32>], expected: &Text) -> usize 
 }
 
 /// The token whose log probability differs most at one place, and by how much.
-fn largest_difference(row: &[f32], top: &[(u32, f32)]) -> (u32, f32) {
+fn largest_difference(row: &Logprobs, top: &[(u32, f32)]) -> (u32, f32) {
     let likely = top.iter().filter(|(_, logprob)| *logprob > NEVER);
-    let differences =
-        likely.map(|&(token, logprob)| (token, (row[token as usize] - logprob).abs()));
+    let differences = likely.map(|&(token, logprob)| (token, (row.token(token) - logprob).abs()));
     // What is not a number is the largest.
     let largest = differences.max_by(|(_, a), (_, b)| a.total_cmp(b));
     largest.expect("a likely token")
@@ -284,13 +280,16 @@ fn longrope_goes_by_the_context_that_is_planned() {
             ..request(&path, whole(&text, TOP))
         });
         let expected = expected.unwrap().text.unwrap();
-        let engine = OneProcess::open_for_context(&path, 2, context).unwrap();
+        let engine = OneProcess::open_for_context(&path, THREADS, context).unwrap();
         let rows = all_but_the_last(&engine, &expected.tokens);
         compare(&format!("planned for {context}"), 0.01, &rows, &expected);
         rows
     });
-    let pairs = short.iter().flatten().zip(long.iter().flatten());
-    let most = pairs.map(|(short, long)| (short - long).abs());
+    let pairs = short.iter().zip(&long);
+    let most = pairs.flat_map(|(short, long)| {
+        let tokens = 0..short.logits().len() as u32;
+        tokens.map(move |token| (short.token(token) - long.token(token)).abs())
+    });
     assert!(
         most.fold(0.0, f32::max) > 0.1,
         "the context changes nothing"
@@ -314,7 +313,7 @@ fn request(model: &Path, text: TextJob) -> Request {
         model: model.to_owned(),
         exact: false,
         quantized_kv: false,
-        threads: 2,
+        threads: THREADS,
         context: text.window,
         greedy: Vec::new(),
         text: Some(text),
@@ -330,13 +329,6 @@ fn whole(text: &Path, top: usize) -> TextJob {
         top,
         of: Vec::new(),
     }
-}
-
-/// The log probabilities after each token but the last.
-fn all_but_the_last(engine: &OneProcess, tokens: &[u32]) -> Vec<Vec<f32>> {
-    let mut rows = logits(engine, tokens);
-    rows.pop();
-    rows.iter().map(|row| log_softmax(row)).collect()
 }
 
 /// Random models, all matrices in one format unless a variant says otherwise; windows are of 8 positions, and the text of 48.
@@ -370,8 +362,9 @@ fn made_up(variants: impl IntoIterator<Item = Variant>, format: GgmlType, bound:
             };
             oracle::ask(&request).unwrap().text.unwrap()
         };
-        let exact = ask(true, TOP);
-        let engine = OneProcess::open(&path, 2).unwrap();
+        // A file of F32 is exact.
+        let exact = ask(format != GgmlType::F32, TOP);
+        let engine = OneProcess::open(&path, THREADS).unwrap();
         let rows = all_but_the_last(&engine, &exact.tokens);
         let name = match variant.model.experts_per_token == variant.model.experts {
             true => format!("{} in {format}, all experts", variant.name),
@@ -387,14 +380,14 @@ fn made_up(variants: impl IntoIterator<Item = Variant>, format: GgmlType, bound:
         }
         // Both round activations to eight bits. In random layers that grows, more in some families than in others.
         let all = ask(false, variant.model.vocabulary);
-        let peers: Vec<Vec<f32>> = all
+        let peers: Vec<Logprobs> = all
             .top
             .iter()
             .map(|top| {
                 let mut row = vec![0.0; variant.model.vocabulary];
                 top.iter()
                     .for_each(|&(token, logprob)| row[token as usize] = logprob);
-                row
+                Logprobs::of(&row)
             })
             .collect();
         let rounds_choices = variant.chooses();
@@ -419,7 +412,7 @@ fn made_up(variants: impl IntoIterator<Item = Variant>, format: GgmlType, bound:
 }
 
 /// Panics unless the first of `both`, our rows and llama.cpp's, are within `bound` of the exact ones at [`UNDISTURBED`] of the places.
-fn are_mostly_near(name: &str, bound: f32, both: [&[Vec<f32>]; 2], exact: &Text) {
+fn are_mostly_near(name: &str, bound: f32, both: [&[Logprobs]; 2], exact: &Text) {
     let [own, peers] = both.map(|rows| {
         let places = rows.iter().zip(&exact.top);
         let mut differences: Vec<f32> = places
@@ -443,32 +436,32 @@ fn are_mostly_near(name: &str, bound: f32, both: [&[Vec<f32>]; 2], exact: &Text)
 }
 
 /// Panics where another token is the most likely although the gap to the second is wider than `noise`. Returns at how many places it is.
-fn greedy_agrees(name: &str, noise: f32, rows: &[Vec<f32>], exact: &Text) -> usize {
+fn greedy_agrees(name: &str, noise: f32, rows: &[Logprobs], exact: &Text) -> usize {
     let mut decided = 0;
     for (place, (row, top)) in rows.iter().zip(&exact.top).enumerate() {
         if top[0].1 - top[1].1 > noise {
             decided += 1;
-            assert_eq!(most_likely(row), top[0].0, "{name}, place {place}");
+            assert_eq!(most_likely(row.logits()), top[0].0, "{name}, place {place}");
         }
     }
     decided
 }
 
 /// Root mean square of the differences of the most likely tokens' log probabilities.
-fn distance(rows: &[Vec<f32>], exact: &Text) -> f64 {
+fn distance(rows: &[Logprobs], exact: &Text) -> f64 {
     let squares = distances(rows, exact).map(|place| place.powi(2));
     (squares.sum::<f64>() / rows.len() as f64).sqrt()
 }
 
 /// That of each place by itself, and of all places the median: what the places without other experts have.
-fn median_distance(rows: &[Vec<f32>], exact: &Text) -> f64 {
+fn median_distance(rows: &[Logprobs], exact: &Text) -> f64 {
     let mut places: Vec<f64> = distances(rows, exact).collect();
     places.sort_by(f64::total_cmp);
     places[places.len() / 2]
 }
 
 /// Of each place.
-fn distances(rows: &[Vec<f32>], exact: &Text) -> impl Iterator<Item = f64> {
+fn distances(rows: &[Logprobs], exact: &Text) -> impl Iterator<Item = f64> {
     let places = rows.iter().zip(&exact.top);
-    places.map(|(row, top)| oracle::distance(top, |token| row[token as usize]))
+    places.map(|(row, top)| oracle::distance(top, |token| row.token(token)))
 }
