@@ -20,7 +20,7 @@ use prima_tests::oracle::{self, Request, Text, TextJob};
 use prima_tests::{assets, inputs};
 use prima_text::log_sum_exp;
 
-/// Two would wait for each other where other tests run beside these.
+/// Two would wait for each other where other tests run beside these. Bits do not depend on it: the prima-kernels tests say so of every format.
 const THREADS: usize = 1;
 const WINDOW: usize = 128;
 const TOP: usize = 20;
