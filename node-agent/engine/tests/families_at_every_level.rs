@@ -7,7 +7,7 @@ use prima_engine::Compute;
 use prima_engine::kernels::IsaLevel;
 
 use prima_test_models::options::{Variant, experts_in_mxfp4, options};
-use prima_test_models::{FAMILIES, MadeUpModel, Runner, difference};
+use prima_test_models::{FAMILIES, MadeUpModel, Runner, difference, layers_of_each_kind};
 
 /// In units of the spread of the logits. Where products and sums are not fused, other activations round to another eighth bit.
 const BOUND: f32 = 0.02;
@@ -39,14 +39,9 @@ fn have_the_same_bits(variants: impl Iterator<Item = Variant>) {
     let path = directory.path().join("made-up.gguf");
     for variant in variants {
         let name = variant.name;
-        // As many as it takes until one has no window or no rotation, where a family has such layers.
-        let layers = match name {
-            "gemma3" => 6,
-            _ => 4,
-        };
         let variant = Variant {
             model: MadeUpModel {
-                layers,
+                layers: layers_of_each_kind(name),
                 ..variant.model
             },
             ..variant

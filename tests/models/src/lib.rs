@@ -96,6 +96,20 @@ pub const FAMILIES: [&str; 19] = [
     "deepseek2",
 ];
 
+/// The fewest layers with which a model of this name, a family's or an option's of one, has each kind of layer: with and without a window, a
+/// rotation, experts.
+pub fn layers_of_each_kind(name: &str) -> usize {
+    match name {
+        "gemma3" => 6,
+        "smollm3" | "olmo2" => 4,
+        _ if name.starts_with("deepseek2") => 1 + EXPERT_LAYERS,
+        _ if name.starts_with("glm4moe") => DENSE_LAYERS + 1,
+        // It has another period.
+        _ if name.starts_with("gemma3") => 3,
+        _ => 2,
+    }
+}
+
 /// Numbers of latent attention, as GLM-4.7-Flash has them, but for those of queries.
 const LATENT: usize = 512;
 const ROTATED: usize = 64;
