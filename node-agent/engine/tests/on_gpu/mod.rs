@@ -11,8 +11,10 @@ use prima_gguf::GgmlType;
 use prima_model::ModelPart;
 
 use crate::{API, emulated};
-use prima_test_models::options::options;
-use prima_test_models::{FAMILIES, MadeUpModel, Runner, difference, greedy, smollm2};
+use prima_test_models::options::{Variant, options};
+use prima_test_models::{
+    FAMILIES, MadeUpModel, Runner, difference, greedy, layers_of_each_kind, smollm2,
+};
 
 /// How far logits may differ, in units of their spread. With float weights, both only round; with quantized ones, both also round
 /// activations to 8 bits, each in its own way.
@@ -85,9 +87,9 @@ fn any_number_of_gpu_layers_computes_the_same_model() {
         ] {
             let runner = last_on_gpu(&model, gpu_layers, &ends);
             let mut kv = runner.kv_cache();
-            // In chunks, and token by token.
-            let mut found = runner.logits(&mut kv, &prompt[..50]);
-            found.extend(runner.logits(&mut kv, &prompt[50..68]));
+            // Many rows, few, which go on in another block of keys and values, and one by one.
+            let mut found = runner.logits(&mut kv, &prompt[..62]);
+            found.extend(runner.logits(&mut kv, &prompt[62..68]));
             found.extend(runner.logits(&mut kv, &prompt[68..69]));
             found.extend(runner.logits(&mut kv, &prompt[69..]));
             for (position, (found, expected)) in found.iter().zip(&expected).enumerate() {
@@ -153,6 +155,7 @@ fn every_family_computes_the_same_there() {
     for architecture in FAMILIES {
         let made_up = MadeUpModel {
             formats: vec![GgmlType::F32],
+            layers: layers_of_each_kind(architecture),
             ..MadeUpModel::of(architecture)
         };
         let path = made_up.write(directory.path());
@@ -170,7 +173,8 @@ fn every_family_computes_the_same_there() {
             let mapped = Residency::mapped();
             let refused = LayerWindow::open(&cpu.model, 0..layers, &devices, &mapped);
             let message = refused.err().unwrap().to_string();
-            let expected = format!("layer 4 has {part}, which prima does not compute on GPUs");
+            let last = layers - 1;
+            let expected = format!("layer {last} has {part}, which prima does not compute on GPUs");
             assert!(message.contains(&expected), "{message}");
             continue;
         }
@@ -183,8 +187,15 @@ fn every_family_computes_the_same_there() {
 fn every_option_computes_the_same_there() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("made-up.gguf");
-    for mut variant in options() {
+    let partly_rotated = [MadeUpModel::default(), MadeUpModel::qwen2()].map(|model| Variant {
+        name: "a part of a head rotated",
+        model,
+        keys: vec![("rope.dimension_count", 16_u32.into())],
+        ..Variant::of("llama")
+    });
+    for mut variant in options().into_iter().chain(partly_rotated) {
         variant.model.formats = vec![GgmlType::F32];
+        variant.model.layers = layers_of_each_kind(variant.name);
         variant.write(&path, |_| {});
         let cpu = Runner::new(&path, 1);
         // The GPU leaves some to the processor.
@@ -217,27 +228,6 @@ fn all_layers_compute_the_same(name: &str, cpu: &Runner) {
             let difference = difference(found, expected);
             assert!(difference < FLOAT, "{name}: {difference}");
         }
-    }
-}
-
-#[test]
-fn a_part_of_a_head_is_rotated_where_the_model_says_so() {
-    let directory = tempfile::tempdir().unwrap();
-    for made_up in [MadeUpModel::default(), MadeUpModel::qwen2()] {
-        let made_up = MadeUpModel {
-            formats: vec![GgmlType::F32],
-            ..made_up
-        };
-        let path = directory.path().join("partial.gguf");
-        let key = format!("{}.rope.dimension_count", made_up.architecture);
-        made_up.write_with(&path, made_up.tensors(), |writer| {
-            writer.metadata(&key, 16_u32);
-        });
-        let cpu = Runner::new(&path, 1);
-        let gpu = last_on_gpu(&cpu.model, 5, &[5]);
-        let expected = cpu.logits(&mut cpu.kv_cache(), &tokens(30, 5));
-        let found = gpu.logits(&mut gpu.kv_cache(), &tokens(30, 5));
-        assert!(difference(&found[29], &expected[29]) < FLOAT);
     }
 }
 
@@ -348,7 +338,10 @@ fn sessions_truncate_and_fork_on_the_device() {
         .into_iter()
         .flatten()
     {
-        sessions_truncate_and_fork(&made_up);
+        sessions_truncate_and_fork(&MadeUpModel {
+            layers: 3,
+            ..made_up
+        });
     }
 }
 
@@ -363,16 +356,17 @@ fn mixture() -> Option<MadeUpModel> {
 fn sessions_truncate_and_fork(made_up: &MadeUpModel) {
     let directory = tempfile::tempdir().unwrap();
     let model = Model::open(&made_up.write(directory.path())).unwrap();
-    let runner = last_on_gpu(&model, 4, &[made_up.layers]);
-    let (prompt, other) = (tokens(300, 7), tokens(20, 11));
+    let runner = last_on_gpu(&model, 2, &[made_up.layers]);
+    // Three blocks of keys and values; a fork leaves the last, and goes on from the second to a third of its own.
+    let (prompt, other) = (tokens(140, 7), tokens(20, 11));
     let mut kv = runner.kv_cache();
     runner.logits(&mut kv, &prompt);
     let bytes = kv.bytes();
     let mut fork = kv.fork();
-    fork.truncate(250);
+    fork.truncate(115);
     let found = runner.logits(&mut fork, &other);
     let mut fresh = runner.kv_cache();
-    runner.logits(&mut fresh, &prompt[..250]);
+    runner.logits(&mut fresh, &prompt[..115]);
     let expected = runner.logits(&mut fresh, &other);
     assert!(difference(&found.concat(), &expected.concat()) < FLOAT);
 
@@ -388,8 +382,11 @@ fn sessions_truncate_and_fork(made_up: &MadeUpModel) {
 #[test]
 fn a_cache_does_not_move_between_devices() {
     let directory = tempfile::tempdir().unwrap();
-    let path = MadeUpModel::default().write(directory.path());
-    let cpu = Runner::new(&path, 1);
+    let made_up = MadeUpModel {
+        formats: vec![GgmlType::F32],
+        ..MadeUpModel::default()
+    };
+    let cpu = Runner::new(&made_up.write(directory.path()), 1);
     let gpu = last_on_gpu(&cpu.model, 2, &[5]);
     for (first, second) in [(&cpu, &gpu), (&gpu, &cpu)] {
         let mut kv = first.kv_cache();
