@@ -194,6 +194,8 @@ def run_suites(plan: Plan, tools: str) -> tuple[int, list[costs.SuiteResult]]:
         command = ["cargo", "nextest", "run", *options, "--config", runner, "--no-fail-fast", "--no-tests=pass", threads, "-E", filters]
         with tempfile.TemporaryDirectory() as noted:
             variables = os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PRIMA_TEST_COSTS": noted}
+            # Kernels that a driver of Vulkan has compiled stay where assets stay: compiling them takes minutes.
+            variables.setdefault("MESA_SHADER_CACHE_DIR", str(inputs.CACHE / "vulkan"))
             ended = subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
             cpu_seconds = costs.read_cpu_seconds(Path(noted))
         status |= ended
