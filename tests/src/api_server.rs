@@ -1,25 +1,29 @@
 //! A real API server for one test: kube-apiserver with its own store, certificates and accounts, ready in some seconds.
 //!
 //! It takes no root, no fixed port and no fixed path: any number of them run beside each other, each on an address of its own. What a
-//! test does with it goes through [`kubectl`](ApiServer::kubectl), or any client that reads its [`kubeconfig`](ApiServer::kubeconfig).
+//! test does with it goes through [`kubectl`](ApiServer::kubectl), or any client that reads its [`kubeconfig`](ApiServer::kubeconfig). Who only
+//! looks, again and again, does so with [`object`](ApiServer::object).
 
 mod credentials;
 mod site;
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::net::Ipv4Addr;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::command::{CommandError, run};
 use crate::programs::program;
 use crate::service::Service;
-use crate::{timeout_argument, wait_for, wait_until};
+use crate::{http, timeout_argument, wait_for, wait_until};
 pub(crate) use credentials::Account;
 use credentials::Credentials;
 pub(crate) use site::{Site, free_loopback_address};
@@ -54,8 +58,25 @@ pub struct ApiServer {
     _store: Service,
     site: Site,
     credentials: Credentials,
+    /// Of clients in this process.
+    tls: Arc<ClientConfig>,
     kubeconfig: PathBuf,
     folder: TempDir,
+}
+
+/// Where the API server has the objects of a kind, in the singular or the plural: all of them, or those of the namespace where they have one.
+fn path_of(kind: &str, namespace: &str) -> String {
+    let own = "/apis/prima.dev/v1alpha1";
+    let within = format!("namespaces/{namespace}");
+    match kind.trim_end_matches('s') {
+        "nodeprofile" => format!("{own}/nodeprofiles"),
+        "model" => format!("{own}/{within}/models"),
+        "ringplan" => format!("{own}/{within}/ringplans"),
+        "service" => format!("/api/v1/{within}/services"),
+        "endpointslice" => format!("/apis/discovery.k8s.io/v1/{within}/endpointslices"),
+        "lease" => format!("/apis/coordination.k8s.io/v1/{within}/leases"),
+        _ => panic!("nobody has looked for {kind} so far"),
+    }
 }
 
 impl ApiServer {
@@ -85,6 +106,7 @@ impl ApiServer {
             components: Vec::new(),
             server: Mutex::default(),
             _store: Service::start("store", store, path),
+            tls: Arc::new(credentials.client()),
             kubeconfig: path.join("kubeconfig"),
             site,
             credentials,
@@ -159,6 +181,51 @@ current-context: test
         self.run("kubectl", args, "")
     }
 
+    /// An object (`model/big`), or all of a kind (`ringplans`), as kubectl has them in JSON; in the namespace, where the kind has one. It starts no
+    /// process, which takes longer than all else.
+    ///
+    /// # Errors
+    /// What the API server says where there is none, and what keeps it from being asked.
+    pub fn object(&self, namespace: &str, what: &str) -> io::Result<Value> {
+        let (kind, name) = what.split_once('/').unwrap_or((what, ""));
+        let mut path = path_of(kind, namespace);
+        if !name.is_empty() {
+            path = format!("{path}/{name}");
+        }
+        let mut found: Value = serde_json::from_str(&self.get(&path)?)?;
+        // Who wrote which field.
+        let leave_out = |object: &mut Value| {
+            let metadata = object.get_mut("metadata").and_then(Value::as_object_mut);
+            if let Some(metadata) = metadata {
+                metadata.remove("managedFields");
+            }
+        };
+        leave_out(&mut found);
+        let items = found.get_mut("items").and_then(Value::as_array_mut);
+        items.into_iter().flatten().for_each(leave_out);
+        Ok(found)
+    }
+
+    /// What it answers the administrator at this path.
+    fn get(&self, path: &str) -> io::Result<String> {
+        if !self.site.is_here() {
+            let arguments = ["get", "--raw", path, "--request-timeout=5s"];
+            return self.kubectl(&arguments).map_err(io::Error::other);
+        }
+        let address = SocketAddr::from((self.site.address(), PORT));
+        let name = ServerName::from(address.ip());
+        let connection = ClientConnection::new(self.tls.clone(), name).map_err(io::Error::other)?;
+        let stream = StreamOwned::new(connection, http::connect(address)?);
+        let answer = http::get_over(stream, address, path, &Account::admin().token())?;
+        match answer.status {
+            200 => Ok(answer.body),
+            status => Err(io::Error::other(format!(
+                "{path}: {status}: {}",
+                answer.body
+            ))),
+        }
+    }
+
     /// `kubectl apply --server-side` of these documents.
     ///
     /// # Errors
@@ -224,7 +291,8 @@ current-context: test
 
     fn run(&self, name: &str, args: &[&str], input: &str) -> Result<String, CommandError> {
         let mut command = self.command(program(name));
-        command.args(args);
+        // It soon ends, and need not collect its garbage before.
+        command.args(args).env("GOGC", "400");
         run(command, input)
     }
 
@@ -257,10 +325,7 @@ current-context: test
             command.arg("--endpoint-reconciler-type=none");
         }
         let mut server = self.start_service("kube-apiserver", command);
-        server.wait_until(|| {
-            self.kubectl(&["get", "--raw", "/readyz", "--request-timeout=5s"])
-                .map(drop)
-        });
+        server.wait_until(|| self.get("/readyz").map(drop));
         server
     }
 

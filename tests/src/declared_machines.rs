@@ -27,6 +27,7 @@ use crate::operator::NAMESPACE;
 pub struct DeclaredMachines {
     runtime: Runtime,
     client: Client,
+    renewal: Duration,
     silent: Arc<Mutex<HashSet<String>>>,
     leaving: Arc<Mutex<HashSet<String>>>,
     /// How far machines go with a plan; others go as far as they can.
@@ -42,6 +43,8 @@ pub const FILE: &str = "/var/lib/prima/models/made-up.gguf";
 const RENEWAL: Duration = Duration::from_secs(5);
 const LASTS_SECONDS: i32 = 600;
 const SILENT_AFTER_SECONDS: i32 = 5;
+/// For every so many machines, each renews its Lease that much later again.
+const TOGETHER: usize = 40;
 const GIB: i64 = 1 << 30;
 
 impl DeclaredMachines {
@@ -52,6 +55,7 @@ impl DeclaredMachines {
         let declared = Self {
             runtime,
             client,
+            renewal: RENEWAL * (1 + machines.len() / TOGETHER) as u32,
             silent: Arc::default(),
             leaving: Arc::default(),
             most: Arc::default(),
@@ -120,7 +124,7 @@ impl DeclaredMachines {
 
     fn renew(&self, name: &str) {
         let (client, silent, name) = (self.client.clone(), self.silent.clone(), name.to_owned());
-        let leaving = self.leaving.clone();
+        let (leaving, renewal) = (self.leaving.clone(), self.renewal);
         self.runtime.spawn(async move {
             let api = Api::<Lease>::namespaced(client, NAMESPACE);
             let mut lease = Lease::default();
@@ -149,7 +153,7 @@ impl DeclaredMachines {
                     // An API server that is being restarted is asked again.
                     said_its_last = falls_silent && renewed.is_ok();
                 }
-                tokio::time::sleep(RENEWAL).await;
+                tokio::time::sleep(renewal).await;
             }
         });
     }

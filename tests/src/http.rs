@@ -2,7 +2,7 @@
 //! with the connection. Blocking, and every read has a deadline, so that no test hangs. It follows no redirects, and
 //! retries and reuses nothing; what real clients do is for the suites with OpenAI's client.
 
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -53,6 +53,20 @@ fn get_with(address: SocketAddr, path: &str, headers: &str) -> io::Result<Respon
         stream,
         "GET {path} HTTP/1.0\r\nHost: {address}\r\n{headers}\r\n"
     )?;
+    read_response(BufReader::new(stream))
+}
+
+/// Gets over a connection to `address` that was made already, with an API key.
+pub(crate) fn get_over(
+    mut stream: impl Read + Write,
+    address: SocketAddr,
+    path: &str,
+    key: &str,
+) -> io::Result<Response> {
+    let key = bearer(key);
+    let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n{key}\r\n");
+    stream.write_all(request.as_bytes())?;
+    stream.flush()?;
     read_response(BufReader::new(stream))
 }
 
@@ -217,7 +231,7 @@ impl Iterator for EventStream {
     }
 }
 
-fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+pub(crate) fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&address, READ_DEADLINE)?;
     stream.set_read_timeout(Some(READ_DEADLINE))?;
     stream.set_write_timeout(Some(READ_DEADLINE))?;
@@ -273,9 +287,14 @@ fn read_head(reader: &mut impl BufRead) -> io::Result<(u16, Vec<(String, String)
         if reader.read_line(&mut line)? == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
         }
-        let Some((name, value)) = line.trim_end().split_once(": ") else {
+        let header = line.trim_end();
+        if header.is_empty() {
             return Ok((status, headers));
-        };
-        headers.push((name.to_ascii_lowercase(), value.to_owned()));
+        }
+        // A value may be empty.
+        let (name, value) = header
+            .split_once(':')
+            .ok_or_else(|| io::Error::other(format!("not a header: {header:?}")))?;
+        headers.push((name.to_ascii_lowercase(), value.trim_start().to_owned()));
     }
 }

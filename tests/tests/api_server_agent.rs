@@ -78,8 +78,14 @@ impl Stage {
         serde_json::from_str(&text).expect("JSON")
     }
 
+    /// As [`ApiServer::object`].
+    fn object(&self, what: &str) -> Value {
+        let found = self.api.object("default", what);
+        found.unwrap_or_else(|error| panic!("{error}"))
+    }
+
     fn profile(&self, node: &str) -> Value {
-        self.get(&["nodeprofile", node])
+        self.object(&format!("nodeprofile/{node}"))
     }
 
     /// By which others know the agent of `node`.
@@ -99,7 +105,7 @@ impl Stage {
 
     /// The entry of `node` in the plan's status; null while there is none.
     fn member(&self, plan: &str, node: &str) -> Value {
-        let plan = self.get(&["ringplan", plan]);
+        let plan = self.object(&format!("ringplan/{plan}"));
         let members = plan["status"]["members"].as_array().cloned();
         members
             .unwrap_or_default()
@@ -301,10 +307,8 @@ fn agents_tell_of_their_machines_and_run_plans() {
 
     // Its Lease.
     let lease = wait_for("a Lease that its Node owns", || {
-        let get = ["get", "lease", "prima-agent-one", "-n", NAMESPACE];
-        let lease = stage.api.kubectl(&[&get[..], &["-o", "json"]].concat());
+        let lease = stage.api.object(NAMESPACE, "lease/prima-agent-one");
         let lease = lease.map_err(|error| error.to_string())?;
-        let lease: Value = serde_json::from_str(&lease).expect("JSON");
         match lease["metadata"]["ownerReferences"].is_array() {
             true => Ok(lease),
             false => Err(lease.to_string()),
@@ -757,9 +761,8 @@ fn a_model_with_a_draft_model_says_the_same_in_fewer_trips() {
         let plan = wait_for("a plan", || {
             let plan = stage
                 .api
-                .kubectl(&["get", "ringplan", &plan_name, "-o", "json"]);
+                .object("default", &format!("ringplan/{plan_name}"));
             let plan = plan.map_err(|error| format!("{error}\n{}", operator.log_tail()))?;
-            let plan: Value = serde_json::from_str(&plan).expect("JSON");
             Ok::<_, String>(plan["spec"].clone())
         });
         // The Model itself is never ready: no Service may lead to an address of loopback.
@@ -819,7 +822,7 @@ fn a_model_with_a_draft_model_says_the_same_in_fewer_trips() {
     // Rank 0 has fetched all of it, of the version that was resolved.
     let whole = fs::metadata(model()).expect("a model").len();
     assert_eq!(plan["draft"]["model"]["sizeBytes"], whole);
-    let resolved = stage.get(&["model", "drafting"])["status"]["resolved"].clone();
+    let resolved = stage.object("model/drafting")["status"]["resolved"].clone();
     assert_eq!(
         plan["draft"]["model"]["version"],
         resolved["draft"]["version"]

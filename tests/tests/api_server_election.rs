@@ -52,8 +52,7 @@ fn a_deleted_lease_is_made_again_and_a_taken_one_given_up() {
     api.kubectl(&["delete", "lease", LEASE, "-n", NAMESPACE])
         .expect("is deleted");
     wait_until("the Lease is there again", || {
-        api.kubectl(&["get", "lease", LEASE, "-n", NAMESPACE])
-            .is_ok()
+        api.object(NAMESPACE, &format!("lease/{LEASE}")).is_ok()
     });
     assert_eq!(holder(&api), "one");
     assert_eq!(operator.ready(), "leads");
@@ -84,8 +83,8 @@ fn spec(holder: &str, renewed: Timestamp, seconds: i32) -> Value {
 }
 
 fn holder(api: &ApiServer) -> String {
-    let lease = api.kubectl(&["get", "lease", LEASE, "-n", NAMESPACE, "-o", "json"]);
-    let lease: Value = serde_json::from_str(&lease.expect("a Lease")).expect("JSON");
+    let lease = api.object(NAMESPACE, &format!("lease/{LEASE}"));
+    let lease = lease.expect("a Lease");
     let holder = lease["spec"]["holderIdentity"].as_str();
     holder.expect("a holder").to_owned()
 }

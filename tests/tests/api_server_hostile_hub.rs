@@ -190,8 +190,8 @@ fn apply(api: &ApiServer, name: &str, source: Value) {
 }
 
 fn get(api: &ApiServer, kind: &str, name: &str) -> Value {
-    let found = api.kubectl(&["get", kind, name, "-o", "json"]);
-    serde_json::from_str(&found.unwrap_or_else(|error| panic!("{error}"))).expect("JSON")
+    let found = api.object("default", &format!("{kind}/{name}"));
+    found.unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn condition(api: &ApiServer, model: &str, kind: &str) -> Value {

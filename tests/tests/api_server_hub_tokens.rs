@@ -7,7 +7,7 @@ use prima_test_hub::TestHub;
 use prima_tests::api_server::{ApiServer, Backend};
 use prima_tests::operator::{Operator, give_hub_token, install_chart};
 use prima_tests::{assets, wait_for};
-use serde_json::{Value, json};
+use serde_json::json;
 
 const REPO: &str = "people/models";
 const FILE: &str = "SmolLM2-135M-Instruct-Q4_1.gguf";
@@ -78,9 +78,8 @@ fn apply_model(api: &ApiServer, namespace: &str, token: Option<&str>) {
 /// Waits until the Model's condition Resolved has this reason, and returns its message.
 fn wait_for_reason(api: &ApiServer, namespace: &str, reason: &str, operator: &Operator) -> String {
     wait_for(&format!("{namespace}: {reason}"), || {
-        let get = ["get", "model", "gated", "-n", namespace, "-o", "json"];
-        let model = api.kubectl(&get).map_err(|error| error.to_string())?;
-        let model: Value = serde_json::from_str(&model).expect("JSON");
+        let model = api.object(namespace, "model/gated");
+        let model = model.map_err(|error| error.to_string())?;
         let conditions = model["status"]["conditions"].as_array();
         let mut conditions = conditions.into_iter().flatten();
         let resolved = conditions.find(|one| one["type"] == "Resolved");

@@ -30,23 +30,23 @@ fn a_model_becomes_a_ring_and_leaves_nothing_behind() {
     test.api.apply(&model("made-up", "")).expect("a model");
     test.wait_for("model/made-up", "Ready", "True", &operator);
 
-    let plan = test.json(&["get", "ringplan", "made-up-1"]);
+    let plan = test.object("ringplan/made-up-1");
     let members = plan["spec"]["members"].as_array().expect("members");
     assert!(
         members.len() > 1,
         "8 GB fit on no single machine: {members:?}"
     );
     let rank0 = &members[0];
-    let slice = test.json(&["get", "endpointslice", "made-up-ipv4"]);
+    let slice = test.object("endpointslice/made-up-ipv4");
     let address = rank0["address"].as_str().expect("an address");
     let host = address.rsplit_once(':').expect("host:port").0;
     assert_eq!(slice["endpoints"][0]["addresses"][0], host);
     assert_eq!(slice["endpoints"][0]["nodeName"], rank0["name"]);
     assert_eq!(slice["ports"][0]["port"], plan["spec"]["httpPort"]);
-    let service = test.json(&["get", "service", "made-up"]);
+    let service = test.object("service/made-up");
     assert_eq!(service["spec"]["ports"][0]["port"], 80);
 
-    let model = test.json(&["get", "model", "made-up"]);
+    let model = test.object("model/made-up");
     let status = &model["status"];
     assert_eq!(status["ringNodes"], members.len());
     let all = format!("{0}/{0}", members.len());
@@ -96,7 +96,7 @@ fn a_model_becomes_a_ring_and_leaves_nothing_behind() {
     wait_until("it says so", || {
         test.condition("model/made-up", "Ready").1 == "Suspended"
     });
-    let slice = test.json(&["get", "endpointslice", "made-up-ipv4"]);
+    let slice = test.object("endpointslice/made-up-ipv4");
     assert_eq!(slice["endpoints"].as_array().map_or(0, Vec::len), 0);
     test.patch("model/made-up", r#"{"spec":{"suspend":false}}"#);
     test.wait_for("model/made-up", "Ready", "True", &operator);
@@ -194,7 +194,7 @@ fn a_machine_whose_agent_ends_is_planned_around_if_it_can_be() {
     wait_until("its profile says so", || reason() == "AgentEnds");
     assert_eq!(laptop()["inRing"], true);
     test.wait_for("model/made-up", "Ready", "True", &operator);
-    let plans = test.json(&["get", "ringplans"]);
+    let plans = test.object("ringplans");
     assert_eq!(plans["items"].as_array().map(Vec::len), Some(1), "{plans}");
 
     test.patch("model/made-up", r#"{"spec":{"rank0":null}}"#);
@@ -221,7 +221,7 @@ fn a_lost_machine_is_replaced_and_said_to_be_lost() {
         .expect("a model");
     test.wait_for("model/made-up", "Ready", "True", &operator);
     assert_eq!(
-        test.json(&["get", "ringplan", "made-up-1"])["spec"]["members"][0]["name"],
+        test.object("ringplan/made-up-1")["spec"]["members"][0]["name"],
         "laptop"
     );
 
@@ -237,14 +237,14 @@ fn a_lost_machine_is_replaced_and_said_to_be_lost() {
         let (status, reason, _) = profile();
         (status.as_str(), reason.as_str()) == ("False", "AgentSilent")
     });
-    let status = test.json(&["get", "model", "made-up"])["status"].clone();
+    let status = test.object("model/made-up")["status"].clone();
     assert_eq!(status["summary"], "MachineOut", "{status}");
     let (_, reason, message) = test.condition("model/made-up", "Planned");
     assert!(
         message.contains("laptop") && message.contains("not heard of"),
         "{reason}: {message}"
     );
-    let slice = test.json(&["get", "endpointslice", "made-up-ipv4"]);
+    let slice = test.object("endpointslice/made-up-ipv4");
     assert_eq!(slice["endpoints"].as_array().map_or(0, Vec::len), 0);
 
     // Without the wish, the others are enough.
@@ -416,9 +416,9 @@ fn a_draft_model_is_resolved_by_its_header_or_refused() {
         message.contains("; draft model people/models/SmolLM2"),
         "{message}"
     );
-    let resolved = test.json(&["get", "model", "drafting"])["status"]["resolved"].clone();
+    let resolved = test.object("model/drafting")["status"]["resolved"].clone();
     assert_eq!(resolved["draft"]["version"], resolved["version"]);
-    let draft = test.json(&["get", "ringplan", "drafting-1"])["spec"]["draft"].clone();
+    let draft = test.object("ringplan/drafting-1")["spec"]["draft"].clone();
     assert_eq!(
         draft["model"]["source"],
         source_with_defaults(source(MODEL))
@@ -487,7 +487,7 @@ fn a_ring_whose_agents_are_reached_elsewhere_keeps_its_layers() {
     let operator = Operator::start(&test.api, "one");
     test.api.apply(&model("made-up", "")).expect("a model");
     test.wait_for("model/made-up", "Ready", "True", &operator);
-    let before = test.json(&["get", "ringplan", "made-up-1"]);
+    let before = test.object("ringplan/made-up-1");
     let moved = before["spec"]["members"][1]["name"]
         .as_str()
         .expect("a name");
@@ -503,7 +503,7 @@ fn a_ring_whose_agents_are_reached_elsewhere_keeps_its_layers() {
     wait_until("there is a new plan", || {
         test.names("ringplans") == ["made-up-2"]
     });
-    let after = test.json(&["get", "ringplan", "made-up-2"]);
+    let after = test.object("ringplan/made-up-2");
     let windows = |plan: &Value| -> Vec<(Value, Value)> {
         let members = plan["spec"]["members"].as_array().expect("members");
         members
@@ -525,7 +525,7 @@ fn a_ring_whose_agents_are_reached_elsewhere_keeps_its_layers() {
     wait_until("its ring ends", || test.names("ringplans").is_empty());
     test.api.apply(&model("fresh", "")).expect("a model");
     test.wait_for("model/fresh", "Ready", "True", &operator);
-    let fresh = test.json(&["get", "ringplan", "fresh-1"]);
+    let fresh = test.object("ringplan/fresh-1");
     assert_ne!(windows(&fresh), windows(&before));
 }
 
@@ -639,7 +639,7 @@ fn machines_that_are_out_say_why() {
     });
     test.patch("model/made-up", r#"{"spec":{"rank0":null}}"#);
     test.wait_for("model/made-up", "Ready", "True", &operator);
-    let model = test.json(&["get", "model", "made-up"]);
+    let model = test.object("model/made-up");
     let why = |name: &str| {
         let nodes = model["status"]["nodes"].as_array().expect("nodes");
         let node = nodes
@@ -682,7 +682,7 @@ fn agents_of_the_next_version_do_not_blind_the_operator() {
         // An API server takes a moment to follow a definition.
         wait_until("the API server keeps what is new", || {
             let kept = test.api.kubectl(&patch).is_ok();
-            kept && (test.json(&["get", &profile])["status"].to_string()).contains("next")
+            kept && (test.object(&profile)["status"].to_string()).contains("next")
         });
     };
     says("desk", r#"{"status":{"cpu":{"next":"next"}}}"#);
@@ -735,7 +735,7 @@ fn an_api_key_comes_from_a_secret_and_no_ring_runs_without_it() {
     };
     // The only plan, and the keys that it tells.
     let told = || {
-        let plans = test.json(&["get", "ringplans"]);
+        let plans = test.object("ringplans");
         let [plan] = plans["items"].as_array().expect("plans").as_slice() else {
             panic!("not one plan: {plans}");
         };
@@ -829,13 +829,13 @@ fn a_service_of_somebody_else_is_left_alone() {
         let said = test.kubectl(&events);
         said.contains("there is a Service default/made-up of somebody else")
     });
-    let service = test.json(&["get", "service", "made-up"]);
+    let service = test.object("service/made-up");
     assert_eq!(service["spec"]["ports"][0]["port"], 5432, "{service}");
     assert_eq!(service["metadata"]["ownerReferences"], Value::Null);
 
     test.kubectl(&["delete", "service", "made-up"]);
     test.wait_for("model/made-up", "Ready", "True", &operator);
-    let service = test.json(&["get", "service", "made-up"]);
+    let service = test.object("service/made-up");
     assert_eq!(service["spec"]["type"], "NodePort");
     assert_eq!(service["spec"]["ports"][0]["port"], 80);
     assert!(service["spec"]["ports"][0]["nodePort"].as_i64() >= Some(30_000));
@@ -846,7 +846,7 @@ fn a_service_of_somebody_else_is_left_alone() {
     let patch = json!({"spec": {"service": wishes}}).to_string();
     test.patch("model/made-up", &patch);
     let as_wished = |port: i64, type_: &str, pool: Value| {
-        let service = test.json(&["get", "service", "made-up"]);
+        let service = test.object("service/made-up");
         let found = &service["metadata"]["annotations"]["example.com/pool"];
         service["spec"]["ports"][0]["port"] == port
             && service["spec"]["type"] == type_
@@ -856,7 +856,7 @@ fn a_service_of_somebody_else_is_left_alone() {
         as_wished(8081, "LoadBalancer", json!("home"))
     });
     wait_until("the endpoint has the port", || {
-        let model = test.json(&["get", "model", "made-up"]);
+        let model = test.object("model/made-up");
         model["status"]["endpoint"] == "http://made-up.default.svc.cluster.local:8081/v1"
     });
     test.patch("model/made-up", r#"{"spec":{"service":null}}"#);
@@ -869,7 +869,7 @@ fn rings_are_reached_by_ipv6_where_agents_are() {
     let machines = test.machines(&[("desk", 9)]);
     let operator = Operator::start(&test.api, "one");
     let endpoints = |family: &str| {
-        let slice = test.json(&["get", "endpointslice", &format!("made-up-{family}")]);
+        let slice = test.object(&format!("endpointslice/made-up-{family}"));
         assert_eq!(
             slice["addressType"]
                 .as_str()
@@ -891,13 +891,13 @@ fn rings_are_reached_by_ipv6_where_agents_are() {
     });
     // Until its status is written anew, the Model is ready by the plan before.
     wait_until("another plan serves", || {
-        let status = test.json(&["get", "model", "made-up"])["status"].take();
+        let status = test.object("model/made-up")["status"].take();
         let conditions = status["conditions"].as_array().expect("conditions");
         let is_ready = |one: &Value| one["type"] == "Ready" && one["status"] == "True";
         status["planGeneration"] == 2 && conditions.iter().any(is_ready)
     });
     assert_eq!(test.names("ringplans"), ["made-up-2"]);
-    let plan = test.json(&["get", "ringplan", "made-up-2"]);
+    let plan = test.object("ringplan/made-up-2");
     let port = plan["spec"]["httpPort"].as_i64().expect("a port") - 200;
     assert_eq!(
         plan["spec"]["members"][0]["address"],
@@ -965,7 +965,8 @@ fn of_two_operators_one_acts_and_the_other_takes_over() {
     let third = operator("third");
     wait_until("the third is there", || third.ready() == "waits to lead");
     assert!(second.terminate().success());
-    let lease = test.json(&["get", "lease", "prima-operator", "-n", "prima"]);
+    let lease = test.api.object(NAMESPACE, "lease/prima-operator");
+    let lease = lease.expect("a Lease");
     assert_ne!(lease["spec"]["holderIdentity"], "second", "{lease}");
     wait_until("the third leads", || third.ready() == "leads");
 }
@@ -1072,14 +1073,15 @@ impl Test {
             .unwrap_or_else(|error| panic!("{error}"))
     }
 
-    fn json(&self, args: &[&str]) -> Value {
-        let text = self.kubectl(&[args, &["-o", "json"]].concat());
-        serde_json::from_str(&text).expect("JSON")
+    /// As [`ApiServer::object`].
+    fn object(&self, what: &str) -> Value {
+        let found = self.api.object("default", what);
+        found.unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// What a Model's status says of a machine.
     fn node(&self, model: &str, machine: &str) -> Option<Value> {
-        let mut model = self.json(&["get", "model", model]);
+        let mut model = self.object(&format!("model/{model}"));
         let nodes = model["status"]["nodes"].as_array_mut()?;
         let at = nodes.iter().position(|node| node["name"] == machine)?;
         Some(nodes.swap_remove(at))
@@ -1095,15 +1097,18 @@ impl Test {
 
     /// Names of objects that the operator made.
     fn names(&self, kind: &str) -> Vec<String> {
-        let ours = ["-l", "app.kubernetes.io/managed-by=prima-operator"];
-        let path = "jsonpath={.items[*].metadata.name}";
-        let names = self.kubectl(&[&["get", kind, "-o", path], &ours[..]].concat());
-        names.split_whitespace().map(str::to_owned).collect()
+        let found = self.object(kind);
+        let all = found["items"].as_array().expect("items").iter();
+        let ours = all.map(|one| &one["metadata"]).filter(|metadata| {
+            metadata["labels"]["app.kubernetes.io/managed-by"] == "prima-operator"
+        });
+        let names = ours.map(|metadata| metadata["name"].as_str().expect("a name").to_owned());
+        names.collect()
     }
 
     /// Status, reason and message; empty where there is none yet.
     fn condition(&self, object: &str, kind: &str) -> (String, String, String) {
-        let found = self.json(&["get", object]);
+        let found = self.object(object);
         let conditions = found["status"]["conditions"].as_array().cloned();
         let condition = conditions
             .unwrap_or_default()
@@ -1116,7 +1121,7 @@ impl Test {
 
     /// From when an object was made until this condition of it got its status, by the API server's and the operator's clock, which are one.
     fn seconds_until(&self, object: &str, kind: &str) -> i64 {
-        let found = self.json(&["get", object]);
+        let found = self.object(object);
         let conditions = found["status"]["conditions"].as_array();
         let mut conditions = conditions.expect("conditions").iter();
         let condition = conditions.find(|one| one["type"] == kind);
@@ -1166,7 +1171,7 @@ impl Test {
     fn versions(&self) -> Vec<(String, String)> {
         let mut versions = Vec::new();
         for kind in ["models", "ringplans", "services", "endpointslices"] {
-            let found = self.json(&["get", kind]);
+            let found = self.object(kind);
             for item in found["items"].as_array().expect("items") {
                 let name = item["metadata"]["name"].as_str().expect("a name");
                 if name.starts_with("made-up") {

@@ -157,12 +157,15 @@ fn apply_model(api: &ApiServer, namespace: &str, name: &str, priority: i32) {
     api.apply(&model.to_string()).expect("a Model");
 }
 
-/// Names of all plans.
+/// Names of the plans of both namespaces.
 fn plans(api: &ApiServer) -> Vec<String> {
-    let path = "jsonpath={.items[*].metadata.name}";
-    let names = api.kubectl(&["get", "ringplans", "--all-namespaces", "-o", path]);
-    let names = names.expect("the plans' names");
-    names.split_whitespace().map(str::to_owned).collect()
+    let of = |namespace| {
+        let plans = api.object(namespace, "ringplans").expect("the plans");
+        let plans = plans["items"].as_array().expect("items").clone();
+        let name = |plan: &Value| plan["metadata"]["name"].as_str().map(str::to_owned);
+        plans.iter().filter_map(name).collect::<Vec<_>>()
+    };
+    ["default", "kids"].map(of).concat()
 }
 
 fn wait_until_ready(api: &ApiServer, namespace: &str, name: &str, operator: &Operator) {
@@ -194,6 +197,6 @@ fn wait_for_reason(
 }
 
 fn model(api: &ApiServer, namespace: &str, name: &str) -> Value {
-    let model = api.kubectl(&["get", "model", name, "-n", namespace, "-o", "json"]);
-    serde_json::from_str(&model.expect("a Model")).expect("JSON")
+    api.object(namespace, &format!("model/{name}"))
+        .expect("a Model")
 }

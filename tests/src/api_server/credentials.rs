@@ -3,11 +3,15 @@
 use std::fs;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
     KeyPair, KeyUsagePurpose,
 };
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
 
 /// The first address of the Services, which is the API server's own.
 const SERVICE_ADDRESS: &str = "10.96.0.1";
@@ -98,6 +102,20 @@ impl Credentials {
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
+    }
+
+    /// For clients of the server in this process.
+    pub(crate) fn client(&self) -> ClientConfig {
+        let authority = CertificateDer::from_pem_file(self.path("ca.crt"));
+        let mut trusted = RootCertStore::empty();
+        let authority = authority.expect("the authority's certificate");
+        trusted.add(authority).expect("an authority");
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("versions of TLS")
+            .with_root_certificates(trusted)
+            .with_no_client_auth()
     }
 
     fn issue(

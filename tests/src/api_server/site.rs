@@ -43,6 +43,11 @@ impl Site {
         self.address
     }
 
+    /// Whether this process reaches it.
+    pub(crate) fn is_here(&self) -> bool {
+        self.host.is_none()
+    }
+
     /// `command`, to be started there.
     pub(crate) fn enter(&self, command: Command) -> Command {
         match &self.host {
