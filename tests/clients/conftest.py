@@ -11,6 +11,9 @@ URL = os.environ["PRIMA_URL"]
 MODEL = os.environ["PRIMA_MODEL"]
 KEY = os.environ["PRIMA_KEY"]
 
+# When it is imported, LiteLLM asks a server for prices, unless it is told to go by its own list.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+
 # Long enough for a slow machine, short enough to end a hang.
 DEADLINE = 300
 

@@ -83,7 +83,7 @@ def test_a_named_tool_is_called(chat):
 
 def test_a_stream_tells_the_same_calls(chat):
     for seed in range(3):
-        options = {**CALL, "parallel_tool_calls": True, "temperature": 1, "seed": seed, "max_tokens": 300}
+        options = {**CALL, "parallel_tool_calls": True, "temperature": 1, "seed": seed, "max_tokens": 150}
         whole = chat(QUESTION, **options).choices[0]
         calls = [(call.function.name, call.function.arguments) for call in whole.message.tool_calls]
         expected = (whole.message.content or "", calls, whole.finish_reason)

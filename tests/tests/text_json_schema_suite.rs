@@ -1,15 +1,18 @@
 //! The official JSON-Schema-Test-Suite: each of its schemas is kept to or refused by the name of what cannot be kept to, and of what the suite
-//! calls invalid no grammar allows anything.
+//! calls invalid no grammar allows anything. And answers by schemas of all kinds, drawn without a model, are valid.
 //!
-//! Needs `make assets`: the suite and a vocabulary.
+//! Needs `make assets`: the suite, vocabularies, and a Python with jsonschema.
 
 use std::fs;
+use std::io::Write;
+use std::process::{Command, Stdio};
 
 use prima_gguf::Gguf;
-use prima_tests::assets;
+use prima_tests::local_ring::smollm2;
+use prima_tests::{assets, inputs};
 use prima_text::{Constraint, Grammar, GrammarReader, Sampler, SamplingParams, Tokenizer};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 /// A schema of the suite.
 #[derive(Deserialize)]
@@ -191,4 +194,89 @@ fn spaced(value: &Value) -> String {
         }
         other => other.to_string(),
     }
+}
+
+/// Answers to draw for each schema, and tokens that one may have: nearly all end before.
+const DRAWS: u64 = 40;
+const MOST_TOKENS: usize = 400;
+
+/// What a grammar allows through a model's own tokens is drawn, unlikely things too, and shown to another program. (What models say is tested with
+/// few answers by the same schemas: tests/clients/test_schemas.py.)
+#[test]
+fn drawn_answers_are_valid() {
+    let file = Gguf::open(&smollm2()).unwrap();
+    let tokenizer = Tokenizer::from_gguf(&file.metadata).unwrap();
+    let grammars = GrammarReader::new(&tokenizer).unwrap();
+    let logits = of_characters(&tokenizer);
+    let schemas = fs::read_to_string(inputs::file("tests/clients/schemas.json")).unwrap();
+    let schemas: Map<String, Value> = serde_json::from_str(&schemas).unwrap();
+    let mut drawn = Map::new();
+    let mut ended = 0;
+    for (name, schema) in schemas {
+        let constraint = grammars.read(Grammar::JsonSchema(schema.clone()));
+        let constraint = constraint.unwrap();
+        let answers: Vec<String> = (0..DRAWS)
+            .filter_map(|seed| draw(&constraint, &tokenizer, &logits, seed))
+            .collect();
+        assert!(answers.len() >= 20, "{name}: {} ended", answers.len());
+        ended += answers.len();
+        drawn.insert(name, json!({"schema": schema, "answers": answers}));
+    }
+    assert!(ended >= 500, "{ended} ended");
+    let wrong = wrong(&Value::Object(drawn));
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Logits by which mostly single characters are drawn, so that all that a grammar allows is, and soon the end of a text or of all.
+fn of_characters(tokenizer: &Tokenizer) -> Vec<f32> {
+    let mut logits = vec![0.0; tokenizer.vocab_size()];
+    for character in ' '..='~' {
+        let tokens = tokenizer.encode(&character.to_string(), false, false);
+        if let [token] = tokens.unwrap()[..] {
+            logits[token as usize] = if character == '"' { 11.0 } else { 8.0 };
+        }
+    }
+    logits[tokenizer.eos().unwrap() as usize] = 12.0;
+    logits
+}
+
+/// `None` if it does not end.
+fn draw(
+    constraint: &Constraint,
+    tokenizer: &Tokenizer,
+    logits: &[f32],
+    seed: u64,
+) -> Option<String> {
+    let params = SamplingParams {
+        seed,
+        ..SamplingParams::default()
+    };
+    let mut sampler = Sampler::new(params).unwrap();
+    sampler.constrain(Some(constraint.clone()));
+    let mut tokens = Vec::new();
+    while tokens.len() < MOST_TOKENS {
+        let token = sampler.sample(logits, None).unwrap().token;
+        if tokenizer.is_end_of_generation(token) {
+            return Some(tokenizer.decode(&tokens));
+        }
+        sampler.accept(token).unwrap();
+        tokens.push(token);
+    }
+    None
+}
+
+/// What another validator finds.
+fn wrong(drawn: &Value) -> Vec<String> {
+    let mut oracle = Command::new(assets::path("venv/bin/python").unwrap())
+        .arg(inputs::file("tests/oracle/validate_json.py"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = oracle.stdin.take().unwrap();
+    stdin.write_all(drawn.to_string().as_bytes()).unwrap();
+    drop(stdin);
+    let output = oracle.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", output.status);
+    serde_json::from_slice(&output.stdout).unwrap()
 }
