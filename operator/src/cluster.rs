@@ -6,7 +6,7 @@ mod machine_status;
 pub mod metrics;
 mod probes;
 mod telemetry;
-mod watching;
+pub mod watching;
 pub mod world;
 
 use std::future;
@@ -170,7 +170,7 @@ async fn lead(
     let won = tokio::select! {
         won = election.won() => won,
         () = stop.received() => false,
-        () = stand_by(&stores, &mut changes, &reached) => false,
+        () = stand_by(&client, &args.identity, &stores, &mut changes, &reached) => false,
     };
     let result = match won {
         true => {
@@ -187,14 +187,31 @@ async fn lead(
     result
 }
 
-/// Learns which rings answer, for as long as another instance leads.
-async fn stand_by(stores: &Stores, changes: &mut world::Changes, reached: &Reached) {
+/// Learns which rings answer, for as long as another instance leads, and says so where that one does not.
+async fn stand_by(
+    client: &Client,
+    identity: &str,
+    stores: &Stores,
+    changes: &mut world::Changes,
+    reached: &Reached,
+) {
     let (nobody, _) = mpsc::unbounded_channel();
+    let recorder = recorder(client, identity);
     tokio::select! {
         // So that the store of plans fills. What came is looked at once this one leads.
         () = changes.plans.by_ref().for_each(|_| future::ready(())) => {}
         () = model_controller::keep_reached(stores, reached, &nobody) => {}
+        () = model_controller::keep_withdrawing(client, &recorder, stores, reached) => {}
     }
+}
+
+/// Writes events, as the operator of this name.
+fn recorder(client: &Client, identity: &str) -> Recorder {
+    let reporter = Reporter {
+        controller: "prima.dev/operator".to_owned(),
+        instance: Some(identity.to_owned()),
+    };
+    Recorder::new(client.clone(), reporter)
 }
 
 async fn control(
@@ -230,12 +247,8 @@ async fn control(
         .reconcile_on(UnboundedReceiverStream::new(concerned))
         .reconcile_all_on(changes.any);
     metrics.lead(controller.store(), stores.profiles());
-    let reporter = Reporter {
-        controller: "prima.dev/operator".to_owned(),
-        instance: Some(args.identity.clone()),
-    };
     let context = Arc::new(Context {
-        recorder: Recorder::new(client.clone(), reporter),
+        recorder: recorder(&client, &args.identity),
         client,
         stores,
         models: controller.store(),

@@ -20,6 +20,7 @@ mod standing;
 #[cfg(test)]
 pub mod test_world;
 mod update_status;
+mod withdraw;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -45,6 +46,7 @@ use planner::{PATIENCE, Planner, Search};
 pub use reached::{Reached, keep as keep_reached};
 use resolve::{HeaderReader, Looks};
 use standing::Standings;
+pub use withdraw::keep as keep_withdrawing;
 
 /// What all reconciles share.
 pub struct Context {
@@ -158,7 +160,7 @@ pub async fn reconcile(
             let type_ = EventType::Warning;
             event::event(
                 &model,
-                &context,
+                &context.recorder,
                 type_,
                 "ReconcileFailed",
                 &error_chain(error),

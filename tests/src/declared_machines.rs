@@ -97,6 +97,14 @@ impl DeclaredMachines {
         self.most.lock().unwrap().insert(name.to_owned(), state);
     }
 
+    /// The machine goes only so far with new plans, and says it of this one of the namespace `default`, whatever it said before.
+    pub fn say_of(&self, name: &str, plan: &str, state: MemberState) {
+        self.stop_at(name, state);
+        let plans = Api::namespaced(self.client.clone(), "default");
+        let said = self.runtime.block_on(say(&plans, plan, name, state));
+        said.expect("the status of a plan");
+    }
+
     /// Publishes a machine's profile anew, changed.
     pub fn change(&self, name: &str, change: impl FnOnce(&mut NodeProfile)) {
         self.runtime.block_on(async {
@@ -164,7 +172,10 @@ impl DeclaredMachines {
         let (client, silent, most) = (self.client.clone(), self.silent.clone(), self.most.clone());
         let names = self.names.clone();
         self.runtime.spawn(async move {
-            let plans = watcher(Api::<RingPlan>::all(client.clone()), watcher::Config::default());
+            let plans = watcher(
+                Api::<RingPlan>::all(client.clone()),
+                watcher::Config::default(),
+            );
             let mut plans = std::pin::pin!(plans.default_backoff().applied_objects());
             while let Some(plan) = plans.next().await {
                 let Ok(plan) = plan else { continue };
@@ -175,27 +186,44 @@ impl DeclaredMachines {
                         0 => MemberState::Ready,
                         _ => MemberState::Loaded,
                     };
-                    let state = most.lock().unwrap().get(name).map_or(state, |most| state.min(*most));
-                    let said = known.into_iter().any(|one| one.name == *name && one.state >= state);
+                    let state = most
+                        .lock()
+                        .unwrap()
+                        .get(name)
+                        .map_or(state, |most| state.min(*most));
+                    let said = known
+                        .into_iter()
+                        .any(|one| one.name == *name && one.state >= state);
                     if said || !names.contains(name) || silent.lock().unwrap().contains(name) {
                         continue;
                     }
-                    let status = json!({
-                        "apiVersion": "prima.dev/v1alpha1",
-                        "kind": "RingPlan",
-                        "metadata": {"name": plan.name_any()},
-                        "status": {"members": [{"name": name, "state": state, "message": "declared"}]},
-                    });
-                    let manager = PatchParams::apply(&format!("prima-node-agent-{name}")).force();
                     let namespace = plan.namespace().unwrap_or_default();
+                    let plans = Api::namespaced(client.clone(), &namespace);
                     // A plan that is gone by now needs no status.
-                    let _ = Api::<RingPlan>::namespaced(client.clone(), &namespace)
-                        .patch_status(&plan.name_any(), &manager, &Patch::Apply(&status))
-                        .await;
+                    let _ = say(&plans, &plan.name_any(), name, state).await;
                 }
             }
         });
     }
+}
+
+/// Writes a machine's part of a plan's status.
+async fn say(
+    plans: &Api<RingPlan>,
+    plan: &str,
+    machine: &str,
+    state: MemberState,
+) -> kube::Result<RingPlan> {
+    let status = json!({
+        "apiVersion": "prima.dev/v1alpha1",
+        "kind": "RingPlan",
+        "metadata": {"name": plan},
+        "status": {"members": [{"name": machine, "state": state, "message": "declared"}]},
+    });
+    let manager = PatchParams::apply(&format!("prima-node-agent-{machine}")).force();
+    plans
+        .patch_status(plan, &manager, &Patch::Apply(&status))
+        .await
 }
 
 /// A model of 7.5 GB in 32 layers.

@@ -333,7 +333,7 @@ impl Stores {
         listed("Leases", &self.leases, deadline).await
     }
 
-    /// Waits until all plans were listed once. Only of use while the controller runs, because it reads the watch of plans.
+    /// Waits until all plans were listed once. Only of use while something reads the watch of plans, as the controller does.
     pub async fn plans_ready(&self) {
         // It only fails when the watch has ended, and the process with it.
         let _ = self.plans.wait_until_ready().await;
@@ -472,7 +472,7 @@ fn names(nodes: &Store<PartialObjectMeta<Node>>) -> HashSet<String> {
 }
 
 /// A store, and the objects that are put into it or removed.
-fn watched<K>(
+pub fn watched<K>(
     events: impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static,
 ) -> (Store<K>, BoxStream<'static, K>)
 where

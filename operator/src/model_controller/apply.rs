@@ -18,7 +18,7 @@ use kube::{Api, Resource, ResourceExt};
 use prima_crds::error_chain;
 use prima_crds::v1alpha1::api_keys::API_KEYS;
 use prima_crds::v1alpha1::model::Model;
-use prima_crds::v1alpha1::ring_plan::{MemberState, RingPlan, RingPlanSpec};
+use prima_crds::v1alpha1::ring_plan::{MemberState, RingMember, RingPlan, RingPlanSpec};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::MutexGuard;
@@ -28,6 +28,7 @@ use super::api_keys::KnownApiKeys;
 use super::conditions::member_status;
 use super::decide::{AwaitedRoom, Decision, DecisionKind};
 use super::dereference::World;
+use super::reached::{self, Unready};
 use super::{Context, ControllerError, event};
 use crate::cluster::world::Machine;
 
@@ -35,6 +36,8 @@ use crate::cluster::world::Machine;
 pub const OURS: &str = "app.kubernetes.io/managed-by=prima-operator";
 pub const MANAGER: &str = "prima-operator";
 const MODEL_LABEL: &str = "prima.dev/model";
+/// Which Service an EndpointSlice is of.
+pub const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 const PORT_NAME: &str = "http";
 /// After a Service leads elsewhere, the cluster's nodes take a moment to know it: until then a ring takes what comes.
 const MOVING: Duration = Duration::from_secs(2);
@@ -84,7 +87,8 @@ pub async fn apply(
             context.stores.add_plan(plan.clone());
             let members: Vec<&str> = spec.members.iter().map(|m| m.name.as_str()).collect();
             let note = format!("{} on {}: {why}", plan.name_any(), members.join(", "));
-            event::event(model, context, EventType::Normal, "RingPlanned", &note).await;
+            let recorder = &context.recorder;
+            event::event(model, recorder, EventType::Normal, "RingPlanned", &note).await;
             plans.push(plan);
         }
     }
@@ -92,7 +96,7 @@ pub async fn apply(
     let serving = plans
         .iter()
         .rev()
-        .find(|plan| answers(plan, world))
+        .find(|plan| answers(plan, &world.machines, &world.unready))
         .cloned();
     let newest = plans.last().cloned();
     writer.endpoint(serving.as_deref(), written).await?;
@@ -126,19 +130,19 @@ pub async fn apply(
 
 /// Gives clients the time to go elsewhere, if one of these rings may have some.
 async fn clients_move(mut ending: impl Iterator<Item = &Arc<RingPlan>>, world: &World) {
-    if ending.any(|plan| answers(plan, world)) {
+    if ending.any(|plan| answers(plan, &world.machines, &world.unready)) {
         sleep(MOVING).await;
     }
 }
 
 /// Whether a token went round this ring, and all its machines are still there and have the addresses that the ring uses. The state alone
 /// does not tell: after an agent is killed, its last word stands until its successor takes it back, which may take a while.
-fn answers(plan: &RingPlan, world: &World) -> bool {
-    let have_come = members_at(plan, &world.machines, |rank| match rank {
+pub fn answers(plan: &RingPlan, machines: &[Machine], unready: &Unready) -> bool {
+    let have_come = members_at(plan, machines, |rank| match rank {
         0 => MemberState::Ready,
         _ => MemberState::Loaded,
     });
-    have_come == plan.spec.members.len() && world.unready(plan).is_none()
+    have_come == plan.spec.members.len() && reached::of(unready, plan).is_none()
 }
 
 /// Whether this ring has loaded, and no part of it is known to be lost.
@@ -156,14 +160,27 @@ fn members_at(plan: &RingPlan, machines: &[Machine], least: fn(usize) -> MemberS
     let members = plan.spec.members.iter().enumerate();
     let have_come = members.filter(|(rank, member)| {
         let state = member_status(plan, member);
-        let machine = machines.iter().find(|machine| machine.name == member.name);
-        let is_there = |machine: &Machine| {
-            let address = machine.address();
-            machine.is_alive() && address.is_none_or(|address| Some(address) == member.host())
-        };
-        machine.is_some_and(is_there) && state.is_some_and(|state| state.state >= least(*rank))
+        is_there(member, machines) && state.is_some_and(|state| state.state >= least(*rank))
     });
     have_come.count()
+}
+
+/// Members whose machines are gone, or have other addresses than the ring uses.
+pub fn gone<'a>(plan: &'a RingPlan, machines: &[Machine]) -> Vec<&'a str> {
+    let members = plan.spec.members.iter();
+    members
+        .filter(|member| !is_there(member, machines))
+        .map(|member| member.name.as_str())
+        .collect()
+}
+
+fn is_there(member: &RingMember, machines: &[Machine]) -> bool {
+    let mut machines = machines.iter();
+    machines.any(|machine| {
+        let is_same = machine.name == member.name && machine.is_alive();
+        let address = machine.address();
+        is_same && address.is_none_or(|address| Some(address) == member.host())
+    })
 }
 
 /// Writes what belongs to one Model.
@@ -374,7 +391,7 @@ impl<'a> Writer<'a> {
         };
         let labels = slice.metadata.labels.get_or_insert_default();
         for (key, value) in [
-            ("kubernetes.io/service-name", name.as_str()),
+            (SERVICE_LABEL, name.as_str()),
             ("endpointslice.kubernetes.io/managed-by", MANAGER),
         ] {
             labels.insert(key.to_owned(), value.to_owned());

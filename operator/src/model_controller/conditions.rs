@@ -5,6 +5,7 @@ mod tests;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use prima_crds::quantity::rounded;
+use prima_crds::v1alpha1::model::Model;
 use prima_crds::v1alpha1::model_profile::ModelProfileSpec;
 use prima_crds::v1alpha1::model_source::ModelSource;
 use prima_crds::v1alpha1::ring_plan::{MemberState, MemberStatus, RingMember, RingPlan};
@@ -15,6 +16,11 @@ use super::dereference::World;
 use super::reached::NotReady;
 use super::resolve::{RESOLVE_FAILED, RESOLVED, Resolution, shown};
 use crate::condition::{ConditionUpdate, condition};
+
+const READY: &str = "Ready";
+/// Reasons for which a Model is not [`READY`].
+const NOT_REACHED: &str = "NotReached";
+const MACHINE_OUT: &str = "MachineOut";
 
 /// All of them, for what was decided and the ring that there is.
 pub fn of(
@@ -43,6 +49,58 @@ pub fn of(
         None => conditions.without_a_ring(world, decision),
     }
     conditions.made
+}
+
+/// What there is to say of a Model that says that it is ready, where only this is known: its ring does not answer.
+pub struct Withdrawn {
+    pub conditions: Vec<Condition>,
+    pub summary: Option<String>,
+}
+
+impl Withdrawn {
+    /// `plan`: the ring's, if it has one. `gone`: machines of the ring. `None`: the Model does not say that it is ready.
+    pub fn of(
+        model: &Model,
+        plan: Option<&RingPlan>,
+        gone: &[&str],
+        unready: Option<&NotReady>,
+    ) -> Option<Self> {
+        let mut conditions = model.status.as_ref()?.conditions.clone();
+        let ready = conditions.iter_mut().find(|one| one.type_ == READY);
+        let ready = ready.filter(|ready| ready.status == "True")?;
+        let (reason, message) = match (plan, gone) {
+            (None, _) => ("Planning", "there is no plan any more".to_owned()),
+            (Some(plan), []) => Members::of(plan).why_not_ready(unready),
+            (Some(_), gone) => {
+                let gone = gone.join(", ");
+                let message = format!("gone, or reached elsewhere now: {gone}");
+                (MACHINE_OUT, message)
+            }
+        };
+        let said = ConditionUpdate {
+            kind: READY,
+            is: Some(false),
+            reason,
+            message,
+        };
+        *ready = condition(&[], ready.observed_generation, said);
+        Some(Self {
+            summary: summary(&conditions, plan),
+            conditions,
+        })
+    }
+
+    /// That the Model is not ready, and why.
+    pub fn ready(&self) -> Option<&Condition> {
+        self.conditions.iter().find(|one| one.type_ == READY)
+    }
+}
+
+/// Whether a Model says that its ring does not answer, as an operator has found out, and no member says.
+pub fn found_silent(model: &Model) -> bool {
+    let conditions = model.status.iter().flat_map(|status| &status.conditions);
+    let mut ready = conditions.filter(|one| one.type_ == READY && one.status == "False");
+    ready.any(|ready| [NOT_REACHED, MACHINE_OUT].contains(&&*ready.reason))
 }
 
 /// A plan's members, and what each says of itself.
@@ -95,6 +153,20 @@ impl<'a> Members<'a> {
             .filter(|(_, status)| status.is_some_and(failed))
             .map(|(member, status)| said(member, *status))
             .collect()
+    }
+
+    /// A reason, and who says what; where no machine is out.
+    fn why_not_ready(&self, unready: Option<&NotReady>) -> (&'static str, String) {
+        let rank0 = match unready {
+            Some(NotReady::NotReached(why)) => {
+                return (NOT_REACHED, format!("rank 0 does not answer: {why}"));
+            }
+            // Sooner than its agent.
+            Some(NotReady::Said(why)) => format!("rank 0 says: {why}"),
+            None => self.rank0_says(),
+        };
+        let before = self.before(MemberState::Loaded);
+        before.unwrap_or(("Connecting", rank0))
     }
 
     /// Rank 0 knows what the ring waits for.
@@ -225,19 +297,9 @@ impl Conditions<'_> {
             let message = format!("answers on {}", line(serving));
             return self.add("Ready", true, "Ready", message);
         }
-        let unready = world.unready(members.plan);
-        let (reason, message) = match (members.out(decision).as_slice(), unready) {
-            ([], Some(NotReady::NotReached(why))) => {
-                ("NotReached", format!("rank 0 does not answer: {why}"))
-            }
-            // Sooner than its agent.
-            ([], Some(NotReady::Said(why))) => members
-                .before(MemberState::Loaded)
-                .unwrap_or_else(|| ("Connecting", format!("rank 0 says: {why}"))),
-            ([], None) => members
-                .before(MemberState::Loaded)
-                .unwrap_or_else(|| ("Connecting", members.rank0_says())),
-            (out, _) => ("MachineOut", out.join("; ")),
+        let (reason, message) = match members.out(decision).as_slice() {
+            [] => members.why_not_ready(world.unready(members.plan)),
+            out => (MACHINE_OUT, out.join("; ")),
         };
         self.add("Ready", false, reason, message);
     }

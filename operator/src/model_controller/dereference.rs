@@ -9,10 +9,10 @@ use prima_crds::v1alpha1::model::Model;
 use prima_crds::v1alpha1::ring_plan::RingPlan;
 
 use super::api_keys::KnownApiKeys;
-use super::reached::{NotReady, Unready};
+use super::reached::{self, NotReady, Unready};
 use super::resolve::Resolution;
 use super::standing::{SeenRoom, Standing};
-use super::{Context, quota};
+use super::{Context, conditions, quota};
 use crate::cluster::world::Machine;
 
 /// Everything that a decision depends on.
@@ -53,6 +53,15 @@ impl World {
         let plans = context.stores.plans().into_iter();
         let (mut plans, others): (Vec<_>, Vec<_>) = plans.partition(|plan| is_of(plan, model));
         plans.sort_by_key(|plan| plan.spec.generation);
+        if conditions::found_silent(model) {
+            let said_of = model
+                .status
+                .as_ref()
+                .and_then(|status| status.plan_generation);
+            let mut plans = plans.iter();
+            let silent = plans.find(|plan| Some(plan.spec.generation) == said_of);
+            silent.inspect(|plan| context.reached.believe_silent(plan));
+        }
         let now = Instant::now();
         let models = context.models.state().into_iter();
         let models = models.filter(|other| {
@@ -78,7 +87,7 @@ impl World {
 
     /// Why no client is to be sent to the ring of this plan, if the operator knows better than its agent.
     pub fn unready(&self, plan: &RingPlan) -> Option<&NotReady> {
-        self.unready.get(&plan.uid()?)
+        reached::of(&self.unready, plan)
     }
 
     /// The Model's newest plan.

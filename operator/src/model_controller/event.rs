@@ -1,13 +1,11 @@
 //! Events of Models.
 
 use kube::Resource;
-use kube::runtime::events::{Event, EventType};
+use kube::runtime::events::{Event, EventType, Recorder};
 use prima_crds::v1alpha1::model::Model;
 
-use super::Context;
-
 /// Tells people who look at the Model. An event that cannot be written is no reason to fail.
-pub async fn event(model: &Model, context: &Context, type_: EventType, reason: &str, note: &str) {
+pub async fn event(model: &Model, recorder: &Recorder, type_: EventType, reason: &str, note: &str) {
     let event = Event {
         type_,
         reason: reason.to_owned(),
@@ -16,11 +14,7 @@ pub async fn event(model: &Model, context: &Context, type_: EventType, reason: &
         action: "Reconcile".to_owned(),
         secondary: None,
     };
-    if let Err(error) = context
-        .recorder
-        .publish(&event, &model.object_ref(&()))
-        .await
-    {
+    if let Err(error) = recorder.publish(&event, &model.object_ref(&())).await {
         tracing::warn!(%error, reason, "could not write an event");
     }
 }

@@ -36,6 +36,11 @@ pub enum NotReady {
 /// By the uids of plans.
 pub type Unready = BTreeMap<String, NotReady>;
 
+/// Of one ring.
+pub fn of<'a>(unready: &'a Unready, plan: &RingPlan) -> Option<&'a NotReady> {
+    unready.get(plan.metadata.uid.as_ref()?)
+}
+
 /// What the last look has shown, and what is known of each ring, by the uids of plans.
 #[derive(Default)]
 pub struct Reached {
@@ -59,6 +64,27 @@ impl Reached {
             known.is_none_or(|asked| asked.is_due(now))
         };
         rings.iter().filter(is_due).collect()
+    }
+
+    /// Another operator has found that this ring is silent. Until it answers here, that is believed, for as long as if it had just answered.
+    pub fn believe_silent(&self, plan: &RingPlan) {
+        let Some(uid) = plan.uid() else { return };
+        let now = Instant::now();
+        let mut asked = lock(&self.asked);
+        if asked.contains_key(&uid) {
+            return;
+        }
+        let answered = Some(now);
+        let failures = FAILURES;
+        let silent = Asked {
+            at: now,
+            answered,
+            failures,
+        };
+        asked.insert(uid.clone(), silent);
+        let mut unready = lock(&self.unready);
+        let why = "another operator did not reach it".to_owned();
+        Arc::make_mut(&mut unready).insert(uid, NotReady::NotReached(why));
     }
 
     /// What is known after these came; `None`: it is this machine that is cut off.
@@ -85,6 +111,8 @@ impl Reached {
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Longer than it takes to connect when the first packet is lost, which is sent again after a second.
 const DEADLINE: Duration = Duration::from_millis(1500);
+/// Who answers at all does so within that.
+const AT_ONCE: Duration = Duration::from_millis(500);
 /// One lost packet is no silence.
 const FAILURES: u32 = 2;
 /// Longer than an agent's Lease lasts, which then tells more.
@@ -186,6 +214,21 @@ fn is_cut_off(answers: &[(&Ring, Health)], asked: &HashMap<String, Asked>, now: 
     hosts.len() > 1 && lately.into_iter().all(|(_, came)| no_answer(came))
 }
 
+/// Whether rank 0 says that the ring is ready, asked once more.
+pub async fn answers_now(plan: &RingPlan) -> bool {
+    match http(plan) {
+        Some(http) => matches!(health_within(AT_ONCE, http).await, Health::Ready { .. }),
+        None => false,
+    }
+}
+
+/// Where rank 0 is asked.
+fn http(plan: &RingPlan) -> Option<SocketAddr> {
+    let host = plan.spec.members.first()?.host()?.parse().ok()?;
+    let port = plan.spec.http_port?.try_into().ok()?;
+    Some(SocketAddr::new(host, port))
+}
+
 /// A ring whose rank 0 says that it is ready.
 struct Ring {
     uid: String,
@@ -197,13 +240,12 @@ impl Ring {
     fn of(plan: &Arc<RingPlan>) -> Option<Self> {
         let rank0 = plan.spec.members.first()?;
         let state = member_status(plan, rank0)?.state;
-        let host = rank0.host()?.parse().ok()?;
-        let port = plan.spec.http_port?.try_into().ok()?;
+        let http = http(plan)?;
         let model = &plan.owner_references().first()?.name;
         (state == MemberState::Ready).then_some(Self {
             uid: plan.uid()?,
             model: ObjectRef::new(model).within(&plan.namespace()?),
-            http: SocketAddr::new(host, port),
+            http,
         })
     }
 
@@ -274,6 +316,37 @@ mod tests {
         let not_reached = Some(NotReady::NotReached("refused".to_owned()));
         assert_eq!(ring.note(no_answer(), said, at(3)), not_reached);
         assert_eq!(ring.note(ready(), not_reached, at(4)), None);
+    }
+
+    #[test]
+    fn what_another_operator_found_silent_is_so_for_a_minute() {
+        use crate::model_controller::test_world::ring;
+        let reached = Reached::default();
+        let mut plan = RingPlan::clone(&ring(&[(0, 4)], 0, 0));
+        plan.metadata.uid = Some("a".to_owned());
+        reached.believe_silent(&plan);
+        let is_silent = || of(&reached.unready(), &plan).is_some();
+        assert!(is_silent());
+        let start = Instant::now();
+        let asked = Ring {
+            uid: "a".to_owned(),
+            model: ObjectRef::new("m"),
+            http: "10.0.0.1:9400".parse().unwrap(),
+        };
+        let comes = |health, seconds| {
+            let now = start + Duration::from_secs(seconds);
+            let unready = reached.note(vec![(&asked, health)], now).unwrap();
+            *lock(&reached.unready) = Arc::new(unready);
+        };
+        comes(no_answer(), 1);
+        assert!(is_silent());
+        comes(no_answer(), 61);
+        assert!(!is_silent(), "then its agent's word counts");
+        // What is known here counts more.
+        reached.believe_silent(&plan);
+        assert!(!is_silent());
+        comes(ready(), 62);
+        assert!(!is_silent());
     }
 
     #[test]

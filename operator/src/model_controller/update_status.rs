@@ -77,7 +77,7 @@ pub async fn update_status(
                 true => EventType::Normal,
                 false => EventType::Warning,
             };
-            event(model, context, type_, &is.reason, &is.message).await;
+            event(model, &context.recorder, type_, &is.reason, &is.message).await;
         }
     }
     Ok(())

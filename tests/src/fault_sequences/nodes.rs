@@ -20,9 +20,11 @@ use crate::local_ring::running_members;
 use crate::operator::NAMESPACE;
 use crate::wait_for;
 
-/// From the moment in which the operator that leads is gone with its node until somebody tells what has become of a ring: another one leads after
-/// 30 s, does not judge a ring that it has not reached yet, and hears after 40 s that an agent is gone.
-const NOBODY_LEADS: Duration = Duration::from_secs(35);
+/// From the moment in which no operator is left until somebody tells what has become of a ring: another one does not judge a ring that it has not
+/// reached yet, and hears after 40 s that an agent is gone.
+const NOBODY_LOOKS: Duration = Duration::from_secs(35);
+/// One that waits to lead gives the leader time to say it.
+const STANDS_BY: Duration = Duration::from_secs(2);
 
 /// Ends on drop.
 pub struct Nodes {
@@ -115,8 +117,8 @@ impl Nodes {
             there.any(|operator| operator["spec"]["nodeName"] == *other.name())
         });
         match (leads, one_is_left) {
-            (_, false) => fault.lasts + NOBODY_LEADS,
-            (true, true) => NOBODY_LEADS,
+            (_, false) => fault.lasts + NOBODY_LOOKS,
+            (true, true) => STANDS_BY,
             (false, true) => Duration::ZERO,
         }
     }

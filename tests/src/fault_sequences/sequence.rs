@@ -72,6 +72,8 @@ pub const MACHINES: usize = 3;
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
     pub kinds: &'static [Kind],
+    /// Operators run on the machines of which rings are made.
+    operators_on_machines: bool,
     /// How many faults there are: at least, and at most.
     faults: (u64, u64),
     /// When they begin, in tenths of seconds.
@@ -104,6 +106,7 @@ pub const ON_NETWORKS: Setting = Setting {
         Kind::AgentClock,
         Kind::OperatorClock,
     ],
+    operators_on_machines: false,
     faults: (2, 5),
     begin: (5, 80),
     lasts: (5, 120),
@@ -127,6 +130,7 @@ pub const ON_NODES: Setting = Setting {
         Kind::DeleteOperator,
         Kind::RestartApiServer,
     ],
+    operators_on_machines: true,
     faults: (1, 3),
     begin: (5, 200),
     lasts: (10, 300),
@@ -166,12 +170,13 @@ impl Kind {
         name
     }
 
-    /// How long at most a Model may say that it answers after this has broken its ring. Of what [`hides`](Self::hides): how long nobody may look.
+    /// How long at most a Model may say that it answers after this has broken its ring. Of what [`hides`](Self::hides): for how much longer.
+    /// `alone`: no other fault of the sequence takes an operator away.
     ///
     /// Added up in seconds, at worst. What counts begins with the first request that gets no answer: 0.5 before the fault. Whoever looks is rank 0's
     /// agent, within 0.5, and the operator, within 1. Then the operator acts: 0.2 until changes that come together have come, 1 for a search that
     /// is under way, 0.3 to write; 1.5 in all.
-    pub(super) fn unseen(self) -> Duration {
+    pub(super) fn unseen(self, alone: bool) -> Duration {
         let seconds = match self {
             // A process that ends closes its connections.
             Kind::KillMember | Kind::Truncate | Kind::Unreadable => 5,
@@ -190,10 +195,24 @@ impl Kind {
             // The ring goes on, only slower, and nothing tells of that: a client may give up after 5, and ask again after 0.1. If signs of life fail
             // to come then, it takes 5.25 more, as above: 10.35.
             Kind::Burst | Kind::Lose | Kind::Slow => 12,
-            // Until the other operator leads: its Lease takes 10 s.
-            Kind::KillOperator | Kind::StopOperator => 20,
-            // The next one leads within seconds. A ring that it has not reached yet it does not judge: then an agent's Lease tells, after 40 s.
-            Kind::DeleteOperator => 35,
+            // The other operator asks rings, too, and says what it sees 0.5 to 0.75 after that. If both are gone, somebody has to lead first: a Lease
+            // takes 10 s.
+            Kind::KillOperator | Kind::StopOperator => {
+                if alone {
+                    2
+                } else {
+                    20
+                }
+            }
+            // The next one leads within seconds. A ring that an operator has not reached yet it does not judge: then an agent's Lease tells, after
+            // 40 s.
+            Kind::DeleteOperator => {
+                if alone {
+                    5
+                } else {
+                    35
+                }
+            }
             // Until it is ready, and those who were cut off have come back to it.
             Kind::RestartApiServer => 30,
         };
@@ -210,6 +229,12 @@ impl Kind {
             self,
             Kind::KillOperator | Kind::StopOperator | Kind::OperatorClock | Kind::DeleteOperator
         )
+    }
+
+    /// Whether it may take away or cut off whatever runs on a machine.
+    fn is_of_machines(self) -> bool {
+        let of_links = matches!(self, Kind::Burst | Kind::Lose | Kind::Slow | Kind::Cut);
+        of_links || matches!(self, Kind::KillNode | Kind::Isolate)
     }
 
     /// How many may be hit by it.
@@ -281,6 +306,24 @@ impl Sequence {
     pub fn foreign_to(&self, setting: &Setting) -> Option<Kind> {
         let mut kinds = self.0.iter().map(|fault| fault.kind);
         kinds.find(|kind| !setting.kinds.contains(kind))
+    }
+
+    /// How long it may go unseen that a ring is broken by these faults.
+    pub(super) fn unseen(&self, setting: &Setting) -> Duration {
+        let kinds = || self.0.iter().map(|fault| fault.kind);
+        let takes_an_operator = |kind: &Kind| match kind.is_of_operators() {
+            true => *kind != Kind::OperatorClock,
+            false => setting.operators_on_machines && kind.is_of_machines(),
+        };
+        let alone = kinds().filter(takes_an_operator).count() < 2;
+        let longest = |hide: bool| {
+            let kinds = kinds().filter(|kind| kind.hides() == hide);
+            kinds
+                .map(|kind| kind.unseen(alone))
+                .max()
+                .unwrap_or_default()
+        };
+        longest(false) + longest(true)
     }
 
     /// Whether this kind occurs.

@@ -18,7 +18,7 @@ use tokio::runtime::Runtime;
 use super::client::{Asking, PATIENCE, PROMPTS, TOKENS, View, complete};
 use super::faults::sleep_until;
 use super::observed::Observed;
-use super::sequence::{Fault, Kind, Sequence, Setting};
+use super::sequence::{Fault, Sequence, Setting};
 use crate::api_server::ApiServer;
 use crate::operator::NAMESPACE;
 use crate::patience::pause;
@@ -209,7 +209,7 @@ impl<P: Place> Stage<P> {
         }
         problems.extend(wrong);
         let longest_false_ready = observed.longest_false_ready();
-        let bound = unseen(sequence) + nobody_leads;
+        let bound = sequence.unseen(&P::SETTING) + nobody_leads;
         if longest_false_ready > bound {
             let trouble = told(&observed);
             problems.push(format!("said for {longest_false_ready:.1?} that it answers, and did not (bound: {bound:?}):\n{trouble}"));
@@ -394,16 +394,6 @@ impl Display for Report {
             .iter()
             .try_for_each(|problem| write!(f, "\n  PROBLEM: {problem}"))
     }
-}
-
-/// How long it may go unseen that a ring is broken by these faults.
-fn unseen(sequence: &Sequence) -> Duration {
-    let longest = |hide: bool| {
-        let kinds = sequence.0.iter().map(|fault| fault.kind);
-        let kinds = kinds.filter(|kind| kind.hides() == hide);
-        kinds.map(Kind::unseen).max().unwrap_or_default()
-    };
-    longest(false) + longest(true)
 }
 
 /// When it said what, and what failed, for people.

@@ -3,6 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
+use prima_crds::v1alpha1::ring_plan::MemberState;
 use prima_tests::api_server::Backend;
 use prima_tests::operator::{NAMESPACE, Operator, USUAL_LEASE};
 use prima_tests::trace_collector::TraceCollector;
@@ -134,6 +135,64 @@ fn of_two_operators_one_acts_and_the_other_takes_over() {
     let lease = lease.expect("a Lease");
     assert_ne!(lease["spec"]["holderIdentity"], "second", "{lease}");
     wait_until("the third leads", || third.ready() == "leads");
+}
+
+#[test]
+fn a_ring_that_breaks_with_the_leader_is_said_to() {
+    let test = Test::start(Backend::Etcd);
+    let machines = test.machines(&MACHINES);
+    let operator = |name: &str| Operator::start_with(&test.api, name, &[USUAL_LEASE]);
+    let first = operator("first");
+    wait_until("the first leads", || first.ready() == "leads");
+    let second = operator("second");
+    wait_until("the second is there", || second.ready() == "waits to lead");
+    test.api.apply(&model("made-up", "")).expect("a model");
+    test.wait_for("model/made-up", "Ready", "True", &first);
+    drop(first);
+    let before = test.versions();
+    let endpoints = || {
+        let slice = test.object("endpointslice/made-up-ipv4");
+        slice["endpoints"].as_array().map_or(0, Vec::len)
+    };
+    assert_eq!(endpoints(), 1);
+
+    let plan = test.object("ringplan/made-up-1");
+    let members = plan["spec"]["members"].as_array().expect("members");
+    let last = members.last().expect("a member")["name"].as_str();
+    let last = last.expect("a name");
+    machines.say_of(last, "made-up-1", MemberState::Loading);
+    wait_until("it is not ready", || {
+        test.condition("model/made-up", "Ready").0 == "False"
+    });
+    // Long before it leads: until then it writes nothing else.
+    assert_eq!(second.ready(), "waits to lead");
+    assert_eq!(second.metric("prima_operator_reconciles_total"), 0.0);
+    let (_, reason, message) = test.condition("model/made-up", "Ready");
+    assert_eq!(reason, "Loading", "{message}");
+    assert!(
+        message.starts_with(&format!("{last}: loading")),
+        "{message}"
+    );
+    assert_eq!(test.condition("model/made-up", "Planned").0, "True");
+    let summary = test.object("model/made-up")["status"]["summary"].clone();
+    assert_eq!(summary, "Loading");
+    let others = |versions: Vec<(String, String)>| {
+        let mut versions = versions;
+        versions.retain(|(object, _)| object.starts_with("services/"));
+        versions
+    };
+    assert_eq!(others(test.versions()), others(before));
+    assert_eq!(endpoints(), 0);
+    wait_until("an event tells of it", || {
+        let notes = "jsonpath={.items[*].note}";
+        let events = test.kubectl(&["get", "events.events.k8s.io", "-o", notes]);
+        events.contains(&message)
+    });
+
+    machines.say_of(last, "made-up-1", MemberState::Loaded);
+    wait_until("the second leads", || second.ready() == "leads");
+    test.wait_for("model/made-up", "Ready", "True", &second);
+    wait_until("clients are sent there again", || endpoints() == 1);
 }
 
 #[test]

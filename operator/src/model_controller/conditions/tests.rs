@@ -267,6 +267,53 @@ fn a_rank_0_that_is_not_reached_is_not_ready() {
 }
 
 #[test]
+fn only_ready_is_taken_back() {
+    let answering = plan(2, &[state("Ready"), state("Loaded")]);
+    let mut world = world(&[], &[]);
+    let ring = Ring {
+        newest: Some(answering.clone()),
+        serving: Some(answering.clone()),
+    };
+    let decided = decide::State::default();
+    let conditions = of(&world, &decision(keep(&answering)), &ring, &decided);
+    let model = Arc::make_mut(&mut world.model);
+    let status = json!({"conditions": conditions, "planGeneration": 2, "summary": "Ready"});
+    model.status = Some(serde_json::from_value(status).unwrap());
+    assert!(!found_silent(model));
+
+    let broken = plan(2, &[state("Ready"), state("Failed")]);
+    let withdrawn = Withdrawn::of(model, Some(&broken), &[], None).unwrap();
+    let ready = withdrawn.ready().unwrap();
+    let said = (&*ready.status, &*ready.reason, &*ready.message);
+    assert_eq!(said, ("False", "MemberFailed", "pi4: failed: so it is"));
+    assert_eq!(withdrawn.summary.as_deref(), Some("MemberFailed"));
+    assert_eq!(&withdrawn.conditions[5], ready);
+    let others = |conditions: &[Condition]| [&conditions[..5], &conditions[6..]].concat();
+    assert_eq!(others(&withdrawn.conditions), others(&conditions));
+
+    let says = |plan: Option<&RingPlan>, gone: &[&str], unready: Option<NotReady>| {
+        let withdrawn = Withdrawn::of(model, plan, gone, unready.as_ref()).unwrap();
+        let ready = withdrawn.ready().unwrap();
+        let said = format!("{}: {}", ready.reason, ready.message);
+        let mut after = model.clone();
+        after.status.as_mut().unwrap().conditions = withdrawn.conditions;
+        // There is nothing left to take back.
+        assert!(Withdrawn::of(&after, plan, gone, unready.as_ref()).is_none());
+        (said, found_silent(&after))
+    };
+    let said = says(Some(&answering), &["pi4"], None);
+    let expected = "MachineOut: gone, or reached elsewhere now: pi4";
+    assert_eq!(said, (expected.to_owned(), true));
+    let not_reached = NotReady::NotReached("refused".to_owned());
+    let said = says(Some(&answering), &[], Some(not_reached));
+    let expected = "NotReached: rank 0 does not answer: refused";
+    assert_eq!(said, (expected.to_owned(), true));
+    let said = says(None, &[], None);
+    let expected = "Planning: there is no plan any more";
+    assert_eq!(said, (expected.to_owned(), false));
+}
+
+#[test]
 fn the_old_ring_serves_until_the_new_one_has_loaded() {
     let (old, new) = (plan(1, &[state("Ready")]), plan(2, &[]));
     let ring = Ring {

@@ -1,0 +1,249 @@
+//! Takes back that a Model is ready, where an operator that only waits to lead sees that its ring does not answer, and nobody says so: if the leader
+//! is gone with a machine of the ring, nobody leads until its Lease has run out. The Model's Service leads nowhere then, as with a leader. Nothing else
+//! is changed.
+//!
+//! A leader that is there says it better, and mostly sooner. If it reaches a ring that this instance is cut off from, it says at once that the Model is
+//! ready. So that both do not go on like this, a Model's word is taken back once in a minute.
+
+use std::collections::HashMap;
+use std::future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::{StreamExt, stream};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::runtime::events::{EventType, Recorder};
+use kube::runtime::reflector::Store;
+use kube::runtime::watcher;
+use kube::{Api, Client, ResourceExt};
+use prima_crds::error_chain;
+use prima_crds::v1alpha1::model::Model;
+use prima_crds::v1alpha1::ring_plan::RingPlan;
+use serde_json::json;
+use tokio::time::error::Elapsed;
+use tokio::time::{sleep, timeout};
+
+use super::apply::{MANAGER, OURS, SERVICE_LABEL, answers, gone};
+use super::conditions::Withdrawn;
+use super::dereference::is_of;
+use super::event::event;
+use super::reached::{self, Reached};
+use crate::cluster::watching::watch;
+use crate::cluster::world::{Stores, watched};
+
+/// From one look at what is known to the next.
+const LOOK: Duration = Duration::from_millis(250);
+/// How long a leader has to say it itself.
+const GRACE: Duration = Duration::from_millis(500);
+/// For one request. An API server that is away is asked again.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// After a Model's word was taken back.
+const PAUSE: Duration = Duration::from_secs(60);
+/// The same where it was not.
+const RETRY: Duration = Duration::from_secs(2);
+/// Models that are written at the same time.
+const CONCURRENCY: usize = 16;
+
+/// For ever, on an instance that does not lead. Something else must read the watch of plans.
+pub async fn keep(client: &Client, recorder: &Recorder, stores: &Stores, reached: &Reached) {
+    let all = Api::<Model>::all(client.clone());
+    let (models, mut changes) = watched(watcher(all, watch()));
+    // Of machines that are not known yet one would say that they are gone.
+    while stores.ready().await.is_err() {
+        sleep(RETRY).await;
+    }
+    stores.plans_ready().await;
+    tokio::select! {
+        // So that the store of Models fills.
+        () = changes.by_ref().for_each(|_| future::ready(())) => {}
+        () = keep_looking(client, recorder, stores, &models, reached) => {}
+    }
+}
+
+async fn keep_looking(
+    client: &Client,
+    recorder: &Recorder,
+    stores: &Stores,
+    models: &Store<Model>,
+    reached: &Reached,
+) {
+    let mut wrong = Wrong::default();
+    loop {
+        sleep(LOOK).await;
+        let seen = models.state().into_iter().filter_map(|model| {
+            let word = Word::of(&model, stores, reached)?;
+            Some((model.uid()?, (model, word)))
+        });
+        let seen: HashMap<String, _> = seen.collect();
+        let due = wrong.due(seen.keys(), Instant::now()).into_iter();
+        let due = due.filter_map(|uid| seen.get(&uid).map(|(model, word)| (uid, model, word)));
+        let tries = stream::iter(due).map(async |(uid, model, word)| {
+            let written = timeout(PATIENCE, word.take_back(client, recorder, model)).await;
+            (uid, pause_after(written, &model.name_any()))
+        });
+        let tries: Vec<_> = tries.buffer_unordered(CONCURRENCY).collect().await;
+        for (uid, pause) in tries {
+            wrong.pause(uid, Instant::now() + pause);
+        }
+    }
+}
+
+/// How long a Model is left alone. `written`: whether its word was taken back.
+fn pause_after(written: Result<Result<bool, kube::Error>, Elapsed>, name: &str) -> Duration {
+    match written {
+        Ok(Ok(true)) => PAUSE,
+        // Somebody else writes at the same time.
+        Ok(Err(kube::Error::Api(status))) if status.is_conflict() => RETRY,
+        Ok(Err(error)) => {
+            let error = error_chain(&error);
+            tracing::warn!(name, error, "cannot take back that a Model is ready");
+            RETRY
+        }
+        Ok(Ok(false)) | Err(_) => RETRY,
+    }
+}
+
+/// Models that say that they are ready, and are not, by their uids. Pure.
+#[derive(Default)]
+struct Wrong {
+    since: HashMap<String, Instant>,
+    paused: HashMap<String, Instant>,
+}
+
+impl Wrong {
+    /// Those of `seen` that have been for long enough.
+    fn due<'a>(&mut self, seen: impl Iterator<Item = &'a String>, now: Instant) -> Vec<String> {
+        let before = std::mem::take(&mut self.since);
+        self.since = seen
+            .map(|uid| (uid.clone(), before.get(uid).copied().unwrap_or(now)))
+            .collect();
+        self.paused.retain(|_, until| *until > now);
+        let due = self.since.iter().filter(|(uid, since)| {
+            now.duration_since(**since) >= GRACE && !self.paused.contains_key(*uid)
+        });
+        due.map(|(uid, _)| uid.clone()).collect()
+    }
+
+    fn pause(&mut self, uid: String, until: Instant) {
+        self.paused.insert(uid, until);
+    }
+}
+
+/// What is to be said of a Model instead.
+struct Word {
+    withdrawn: Withdrawn,
+    /// Its newest.
+    plan: Option<Arc<RingPlan>>,
+}
+
+impl Word {
+    /// `None`: the Model is ready, or does not say so.
+    fn of(model: &Model, stores: &Stores, reached: &Reached) -> Option<Self> {
+        let ends = model.metadata.deletion_timestamp.is_some();
+        let (machines, unready) = (stores.machines(), reached.unready());
+        let plans = stores.plans().into_iter();
+        let plans: Vec<_> = plans.filter(|plan| is_of(plan, model)).collect();
+        if ends || plans.iter().any(|plan| answers(plan, &machines, &unready)) {
+            return None;
+        }
+        let plan = plans.into_iter().max_by_key(|plan| plan.spec.generation);
+        let gone = plan.as_ref().map(|plan| gone(plan, &machines));
+        let unready = plan.as_ref().and_then(|plan| reached::of(&unready, plan));
+        Some(Self {
+            withdrawn: Withdrawn::of(model, plan.as_deref(), &gone.unwrap_or_default(), unready)?,
+            plan,
+        })
+    }
+
+    /// Writes it, and tells why; unless rank 0 answers after all, or others have written.
+    async fn take_back(
+        &self,
+        client: &Client,
+        recorder: &Recorder,
+        model: &Model,
+    ) -> Result<bool, kube::Error> {
+        let (namespace, name) = (model.namespace().unwrap_or_default(), model.name_any());
+        let models = Api::<Model>::namespaced(client.clone(), &namespace);
+        // One that was cut off from both asks rank 0 when it reaches the API server again.
+        let version = models.get_metadata(&name).await?.resource_version();
+        let answers = match &self.plan {
+            Some(plan) => reached::answers_now(plan).await,
+            None => false,
+        };
+        if answers || version != model.resource_version() {
+            return Ok(false);
+        }
+        lead_nowhere(client, &namespace, &name).await?;
+        let Withdrawn {
+            conditions,
+            summary,
+        } = &self.withdrawn;
+        // What another version has written beside them stays.
+        let patch = json!({
+            "metadata": {"resourceVersion": version},
+            "status": {"conditions": conditions, "summary": summary},
+        });
+        models
+            .patch_status(&name, &as_ours(), &Patch::Merge(&patch))
+            .await?;
+        if let Some(ready) = self.withdrawn.ready() {
+            let (reason, why) = (&ready.reason, &ready.message);
+            tracing::info!(namespace, name, why, "took back that a Model is ready");
+            event(model, recorder, EventType::Warning, reason, why).await;
+        }
+        Ok(true)
+    }
+}
+
+/// Sends clients of a Model's Service nowhere. Whoever leads sees it, and writes where they are to go.
+async fn lead_nowhere(client: &Client, namespace: &str, model: &str) -> Result<(), kube::Error> {
+    let slices = Api::<EndpointSlice>::namespaced(client.clone(), namespace);
+    let ours = format!("{OURS},{SERVICE_LABEL}={model}");
+    for slice in slices.list(&ListParams::default().labels(&ours)).await? {
+        if !slice.endpoints.is_empty() {
+            let patch = json!({
+                "metadata": {"resourceVersion": slice.resource_version()},
+                "endpoints": [],
+            });
+            let patch = Patch::Merge(patch);
+            slices.patch(&slice.name_any(), &as_ours(), &patch).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Of what is changed in an object, and not all of it said anew.
+fn as_ours() -> PatchParams {
+    PatchParams {
+        field_manager: Some(MANAGER.to_owned()),
+        ..PatchParams::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_leader_has_time_and_a_word_is_taken_back_once_in_a_minute() {
+        let start = Instant::now();
+        let at = |tenths: u64| start + Duration::from_millis(100 * tenths);
+        let mut wrong = Wrong::default();
+        let names = ["a", "b"].map(str::to_owned);
+        let [a, b] = &names;
+        assert!(wrong.due([a].into_iter(), at(0)).is_empty());
+        assert!(wrong.due([a].into_iter(), at(4)).is_empty());
+        // Somebody has said it, or it answers again.
+        assert!(wrong.due([].into_iter(), at(5)).is_empty());
+        assert!(wrong.due([a].into_iter(), at(6)).is_empty());
+        assert!(wrong.due([a].into_iter(), at(10)).is_empty());
+        assert_eq!(wrong.due([a, b].into_iter(), at(11)), ["a"]);
+        wrong.pause(a.clone(), at(11) + PAUSE);
+        assert_eq!(wrong.due([a, b].into_iter(), at(16)), ["b"]);
+        wrong.pause(b.clone(), at(16) + RETRY);
+        assert!(wrong.due([a, b].into_iter(), at(35)).is_empty());
+        assert_eq!(wrong.due([a, b].into_iter(), at(36)), ["b"]);
+        assert_eq!(wrong.due([a].into_iter(), at(611)), ["a"]);
+    }
+}
