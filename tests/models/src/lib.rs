@@ -101,7 +101,7 @@ pub const FAMILIES: [&str; 19] = [
 pub fn layers_of_each_kind(name: &str) -> usize {
     match name {
         "gemma3" => 6,
-        "smollm3" | "olmo2" => 4,
+        _ if name.starts_with("smollm3") || name.starts_with("olmo2") => 4,
         _ if name.starts_with("deepseek2") => 1 + EXPERT_LAYERS,
         _ if name.starts_with("glm4moe") => DENSE_LAYERS + 1,
         // It has another period.
