@@ -74,9 +74,8 @@ impl Cluster {
 
         let names: Vec<String> = (0..nodes).map(node::node_name).collect();
         let site = Site::host(control_plane.clone(), CONTROL_PLANE);
-        // Not kine: up to 0.16.5 it may tell the API server of a revision before its events (k3s-io/kine#731). Under load, such as a cluster's,
-        // that happens. Who lists objects at that moment never sees the one of these events.
-        let mut api_server = ApiServer::start_at(site, Backend::Etcd, &names);
+        // As k3s has it, and so most clusters at home.
+        let mut api_server = ApiServer::start_at(site, Backend::Kine, &names);
         api_server.start_controller_manager();
         api_server.start_scheduler();
 
