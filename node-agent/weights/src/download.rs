@@ -214,7 +214,7 @@ impl<'a> Download<'a> {
             match came {
                 Ok(()) => return Ok(()),
                 Err(DownloadError::Fetch { source }) => {
-                    if at > before {
+                    if at > before && !source.is_too_slow() {
                         attempts.progress();
                     }
                     attempts

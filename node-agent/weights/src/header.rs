@@ -93,7 +93,7 @@ impl Remote {
             let Err(error) = self.extend_once(header, end).await else {
                 return Ok(());
             };
-            if header.len() > before {
+            if header.len() > before && !error.is_too_slow() {
                 attempts.progress();
             }
             attempts

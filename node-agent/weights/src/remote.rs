@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use reqwest::header::{ACCEPT_ENCODING, AUTHORIZATION, HeaderMap, LOCATION, RANGE, RETRY_AFTER};
@@ -21,7 +22,7 @@ use crate::refusal::refusal;
 use crate::remote_error::{
     MAX_REDIRECTS, RemoteError, is_about_certificate, is_caused_by, shown, shown_on_way,
 };
-use crate::retry::Attempts;
+use crate::retry::{Attempts, SLOWEST_BYTES};
 use crate::source::Source;
 
 /// How often one request may look up again where the file is.
@@ -146,6 +147,7 @@ impl Remote {
             expected: range.end - range.start,
             found: 0,
             exact: self.accepts_ranges,
+            pace: Pace::new(self.client.retry.patience),
         })
     }
 
@@ -241,6 +243,43 @@ pub(crate) struct Body {
     found: u64,
     /// Whether the answer ends where the range does.
     exact: bool,
+    pace: Pace,
+}
+
+/// How much of an answer comes in how long: one that drips would else never end.
+struct Pace {
+    patience: Duration,
+    since: Instant,
+    bytes: u64,
+}
+
+impl Pace {
+    fn new(patience: Duration) -> Self {
+        Self {
+            patience,
+            since: Instant::now(),
+            bytes: 0,
+        }
+    }
+
+    /// So many more have come. Fails if next to none did for as long as one has patience.
+    fn add(&mut self, bytes: usize, url: &str) -> Result<(), RemoteError> {
+        self.bytes += bytes as u64;
+        let within = self.since.elapsed();
+        if within < self.patience {
+            return Ok(());
+        }
+        let bytes = self.bytes;
+        *self = Self::new(self.patience);
+        match bytes < SLOWEST_BYTES {
+            true => Err(RemoteError::TooSlow {
+                url: url.to_owned(),
+                bytes,
+                within,
+            }),
+            false => Ok(()),
+        }
+    }
 }
 
 impl Body {
@@ -257,6 +296,7 @@ impl Body {
                 Ok(None) => return Err(self.cut_off(None)),
                 Err(source) => return Err(self.cut_off(Some(source))),
             };
+            self.pace.add(chunk.len(), &self.url)?;
             // Both conversions hold: nothing is longer than the chunk, whose length is a usize.
             let skipped = self.skip.min(chunk.len() as u64);
             self.skip -= skipped;
@@ -309,7 +349,7 @@ async fn find_once(client: &Client, source: &Source, start: &Url) -> Result<Foun
             linked.note(&shown_on_way(start, &url), response.headers())?;
         }
         if !response.status().is_redirection() {
-            return answer(source, start, url, linked, response).await;
+            return answer(client, source, start, url, linked, response).await;
         }
         let location = text(response.headers(), LOCATION.as_str()).unwrap_or_default();
         let next = url
@@ -325,6 +365,7 @@ async fn find_once(client: &Client, source: &Source, start: &Url) -> Result<Foun
 
 /// What the answer to the first request says of the file.
 async fn answer(
+    client: &Client,
     source: &Source,
     start: &Url,
     url: Url,
@@ -390,6 +431,7 @@ async fn answer(
         expected: size_bytes.min(PROBED_BYTES),
         found: 0,
         exact: false,
+        pace: Pace::new(client.retry.patience),
     };
     let mut first_bytes = Vec::new();
     while let Some(chunk) = body.chunk().await? {

@@ -117,6 +117,13 @@ pub enum RemoteError {
         source: Option<reqwest::Error>,
     },
 
+    #[error("{url}: only {bytes} bytes came in {} s", within.as_secs())]
+    TooSlow {
+        url: String,
+        bytes: u64,
+        within: Duration,
+    },
+
     #[error("{url}: expected bytes {}..{}, found {found}", expected.start, expected.end)]
     OtherRange {
         url: String,
@@ -133,8 +140,14 @@ impl RemoteError {
             RemoteError::Request { .. }
                 | RemoteError::Busy { .. }
                 | RemoteError::CutOff { .. }
+                | RemoteError::TooSlow { .. }
                 | RemoteError::OtherRange { .. }
         )
+    }
+
+    /// Whether bytes came, and next to none: that is no progress.
+    pub(crate) fn is_too_slow(&self) -> bool {
+        matches!(self, RemoteError::TooSlow { .. })
     }
 
     /// How long the server asks its clients to wait.

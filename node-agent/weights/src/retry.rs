@@ -15,7 +15,12 @@ pub struct Retry {
     pub longest_pause: Duration,
     /// The longest that a server can make its clients wait.
     pub longest_asked_pause: Duration,
+    /// An answer of which next to nothing comes in this long ([`SLOWEST_BYTES`]) is broken off.
+    pub patience: Duration,
 }
+
+/// A modem brings a hundred times as much in a minute, the time that clients have patience by default.
+pub(crate) const SLOWEST_BYTES: u64 = 4 << 10;
 
 impl Default for Retry {
     /// About two minutes of a dead line.
@@ -25,6 +30,7 @@ impl Default for Retry {
             first_pause: Duration::from_millis(500),
             longest_pause: Duration::from_secs(30),
             longest_asked_pause: Duration::from_secs(15 * 60),
+            patience: Duration::from_secs(60),
         }
     }
 }

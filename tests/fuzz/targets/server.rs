@@ -47,6 +47,7 @@ static CLIENT: LazyLock<Client> = LazyLock::new(|| {
         first_pause: Duration::ZERO,
         longest_pause: Duration::ZERO,
         longest_asked_pause: Duration::ZERO,
+        ..Retry::default()
     };
     Client::new(at_once, Reach::anywhere()).expect("a client")
 });

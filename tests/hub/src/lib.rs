@@ -500,7 +500,11 @@ impl Sent {
             return None;
         }
         let start = self.left.start;
-        let end = self.left.end.min(start + CHUNK_BYTES).min(self.cut_at);
+        // Four times a second, where it takes time.
+        let chunk = self
+            .bytes_per_second
+            .map_or(CHUNK_BYTES, |rate| (rate / 4).clamp(1, CHUNK_BYTES));
+        let end = self.left.end.min(start + chunk).min(self.cut_at);
         if start == end {
             // What came before the cut shall arrive: nobody learns of it while the connection is busy.
             tokio::time::sleep(Duration::from_millis(20)).await;

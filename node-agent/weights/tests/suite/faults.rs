@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use prima_crds::error_chain;
 use prima_test_hub::{Cut, Fail, TestHub};
 use prima_weights::tensors::total_bytes;
-use prima_weights::{Client, Download, DownloadError, Progress, Reach, Remote};
+use prima_weights::{Client, Download, DownloadError, Progress, Reach, Remote, Retry};
 use tokio::net::TcpSocket;
 use tokio::sync::watch;
 
@@ -49,6 +49,32 @@ async fn a_server_that_breaks_off_at_once_is_given_up() {
     let error = download(&remote, &file, &setup.whole()).await.unwrap_err();
     let error = error_chain(&error);
     assert!(error.contains("no answer after 4 tries"), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_that_drips_is_given_up() {
+    let setup = Setup::new().await;
+    let impatient = Retry {
+        patience: Duration::from_millis(500),
+        ..quick()
+    };
+    let client = Client::new(impatient, Reach::anywhere()).unwrap();
+    let remote = Remote::open(&client, &setup.source()).await.unwrap();
+    let file = setup.local("m.gguf", &remote);
+    let sends = |rate| {
+        setup
+            .hub
+            .control(|control| control.bytes_per_second = Some(rate));
+    };
+    sends(1000);
+    let error = download(&remote, &file, &setup.whole()).await.unwrap_err();
+    let error = error_chain(&error);
+    assert!(error.contains("no answer after 4 tries"), "{error}");
+    assert!(error.contains("bytes came in 0 s"), "{error}");
+    // Slow is not too slow.
+    sends(1 << 20);
+    download(&remote, &file, &setup.whole()).await.unwrap();
+    setup.assert_same(file.path(), &setup.whole());
 }
 
 #[tokio::test]

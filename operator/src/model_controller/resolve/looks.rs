@@ -29,6 +29,7 @@ pub const RETRY: Retry = Retry {
     first_pause: Duration::from_millis(500),
     longest_pause: Duration::from_secs(5),
     longest_asked_pause: Duration::from_secs(5),
+    patience: Duration::from_secs(60),
 };
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
