@@ -28,9 +28,9 @@ use super::apply::{MANAGER, OURS, SERVICE_LABEL, answers, gone};
 use super::conditions::Withdrawn;
 use super::dereference::is_of;
 use super::event::event;
-use super::reached::{self, Reached};
+use super::reached::{self, Reached, Unready};
 use crate::cluster::watching::watch;
-use crate::cluster::world::{Stores, watched};
+use crate::cluster::world::{Machine, Stores, watched};
 
 /// From one look at what is known to the next.
 const LOOK: Duration = Duration::from_millis(250);
@@ -71,8 +71,13 @@ async fn keep_looking(
     let mut wrong = Wrong::default();
     loop {
         sleep(LOOK).await;
+        let known = Known {
+            plans: stores.plans(),
+            machines: stores.machines(),
+            unready: reached.unready(),
+        };
         let seen = models.state().into_iter().filter_map(|model| {
-            let word = Word::of(&model, stores, reached)?;
+            let word = Word::of(&model, &known)?;
             Some((model.uid()?, (model, word)))
         });
         let seen: HashMap<String, _> = seen.collect();
@@ -130,6 +135,13 @@ impl Wrong {
     }
 }
 
+/// What a look finds.
+struct Known {
+    plans: Vec<Arc<RingPlan>>,
+    machines: Vec<Machine>,
+    unready: Arc<Unready>,
+}
+
 /// What is to be said of a Model instead.
 struct Word {
     withdrawn: Withdrawn,
@@ -139,17 +151,20 @@ struct Word {
 
 impl Word {
     /// `None`: the Model is ready, or does not say so.
-    fn of(model: &Model, stores: &Stores, reached: &Reached) -> Option<Self> {
+    fn of(model: &Model, known: &Known) -> Option<Self> {
+        let Known {
+            plans,
+            machines,
+            unready,
+        } = known;
         let ends = model.metadata.deletion_timestamp.is_some();
-        let (machines, unready) = (stores.machines(), reached.unready());
-        let plans = stores.plans().into_iter();
-        let plans: Vec<_> = plans.filter(|plan| is_of(plan, model)).collect();
-        if ends || plans.iter().any(|plan| answers(plan, &machines, &unready)) {
+        let own = plans.iter().filter(|plan| is_of(plan, model));
+        if ends || own.clone().any(|plan| answers(plan, machines, unready)) {
             return None;
         }
-        let plan = plans.into_iter().max_by_key(|plan| plan.spec.generation);
-        let gone = plan.as_ref().map(|plan| gone(plan, &machines));
-        let unready = plan.as_ref().and_then(|plan| reached::of(&unready, plan));
+        let plan = own.max_by_key(|plan| plan.spec.generation).cloned();
+        let gone = plan.as_ref().map(|plan| gone(plan, machines));
+        let unready = plan.as_ref().and_then(|plan| reached::of(unready, plan));
         Some(Self {
             withdrawn: Withdrawn::of(model, plan.as_deref(), &gone.unwrap_or_default(), unready)?,
             plan,
