@@ -22,6 +22,7 @@ use crate::ledger::Ledger;
 use crate::local_file::{LocalFile, LocalFileError, Writer};
 use crate::remote::Remote;
 use crate::remote_error::RemoteError;
+use crate::retry::SLOWEST_BYTES;
 use crate::tensors::{merged, total_bytes, without};
 
 const CONNECTIONS: usize = 4;
@@ -214,7 +215,7 @@ impl<'a> Download<'a> {
             match came {
                 Ok(()) => return Ok(()),
                 Err(DownloadError::Fetch { source }) => {
-                    if at > before && !source.is_too_slow() {
+                    if at - before >= SLOWEST_BYTES {
                         attempts.progress();
                     }
                     attempts

@@ -249,7 +249,8 @@ pub(crate) struct Body {
 /// How much of an answer comes in how long: one that drips would else never end.
 struct Pace {
     patience: Duration,
-    since: Instant,
+    /// For the bytes: what else takes time here is not the server's.
+    waited: Duration,
     bytes: u64,
 }
 
@@ -257,19 +258,19 @@ impl Pace {
     fn new(patience: Duration) -> Self {
         Self {
             patience,
-            since: Instant::now(),
+            waited: Duration::ZERO,
             bytes: 0,
         }
     }
 
-    /// So many more have come. Fails if next to none did for as long as one has patience.
-    fn add(&mut self, bytes: usize, url: &str) -> Result<(), RemoteError> {
+    /// So many more came after so long. Fails if next to none did for as long as one has patience.
+    fn add(&mut self, bytes: usize, waited: Duration, url: &str) -> Result<(), RemoteError> {
         self.bytes += bytes as u64;
-        let within = self.since.elapsed();
+        self.waited += waited;
+        let (bytes, within) = (self.bytes, self.waited);
         if within < self.patience {
             return Ok(());
         }
-        let bytes = self.bytes;
         *self = Self::new(self.patience);
         match bytes < SLOWEST_BYTES {
             true => Err(RemoteError::TooSlow {
@@ -290,13 +291,16 @@ impl Body {
             if left == 0 && !self.exact {
                 return Ok(None);
             }
-            let mut chunk = match self.response.chunk().await {
+            let begun = Instant::now();
+            let came = self.response.chunk().await;
+            let waited = begun.elapsed();
+            let mut chunk = match came {
                 Ok(Some(chunk)) => chunk,
                 Ok(None) if left == 0 => return Ok(None),
                 Ok(None) => return Err(self.cut_off(None)),
                 Err(source) => return Err(self.cut_off(Some(source))),
             };
-            self.pace.add(chunk.len(), &self.url)?;
+            self.pace.add(chunk.len(), waited, &self.url)?;
             // Both conversions hold: nothing is longer than the chunk, whose length is a usize.
             let skipped = self.skip.min(chunk.len() as u64);
             self.skip -= skipped;

@@ -145,11 +145,6 @@ impl RemoteError {
         )
     }
 
-    /// Whether bytes came, and next to none: that is no progress.
-    pub(crate) fn is_too_slow(&self) -> bool {
-        matches!(self, RemoteError::TooSlow { .. })
-    }
-
     /// How long the server asks its clients to wait.
     pub(crate) fn asked_pause(&self) -> Option<Duration> {
         match self {

@@ -9,7 +9,7 @@ use crate::remote_error::RemoteError;
 /// When to try again, and when to stop.
 #[derive(Debug, Clone, Copy)]
 pub struct Retry {
-    /// Tries in a row that bring nothing, before giving up.
+    /// Tries in a row that bring next to nothing ([`SLOWEST_BYTES`]), before giving up.
     pub attempts: u32,
     pub first_pause: Duration,
     pub longest_pause: Duration,

@@ -58,20 +58,19 @@ pub struct Withdrawn {
 }
 
 impl Withdrawn {
-    /// `plan`: the ring's, if it has one. `gone`: machines of the ring. `None`: the Model does not say that it is ready.
+    /// `plan`: the ring's. `gone`: machines of the ring. `None`: the Model does not say that it is ready.
     pub fn of(
         model: &Model,
-        plan: Option<&RingPlan>,
+        plan: &RingPlan,
         gone: &[&str],
         unready: Option<&NotReady>,
     ) -> Option<Self> {
         let mut conditions = model.status.as_ref()?.conditions.clone();
         let ready = conditions.iter_mut().find(|one| one.type_ == READY);
         let ready = ready.filter(|ready| ready.status == "True")?;
-        let (reason, message) = match (plan, gone) {
-            (None, _) => ("Planning", "there is no plan any more".to_owned()),
-            (Some(plan), []) => Members::of(plan).why_not_ready(unready),
-            (Some(_), gone) => {
+        let (reason, message) = match gone {
+            [] => Members::of(plan).why_not_ready(unready),
+            gone => {
                 let gone = gone.join(", ");
                 let message = format!("gone, or reached elsewhere now: {gone}");
                 (MACHINE_OUT, message)
@@ -85,7 +84,7 @@ impl Withdrawn {
         };
         *ready = condition(&[], ready.observed_generation, said);
         Some(Self {
-            summary: summary(&conditions, plan),
+            summary: summary(&conditions, Some(plan)),
             conditions,
         })
     }
@@ -96,7 +95,7 @@ impl Withdrawn {
     }
 }
 
-/// Whether a Model says that its ring does not answer, as an operator has found out, and no member says.
+/// Whether a Model says that its ring is not reached, or lacks a machine. Members may say otherwise.
 pub fn found_silent(model: &Model) -> bool {
     let conditions = model.status.iter().flat_map(|status| &status.conditions);
     let mut ready = conditions.filter(|one| one.type_ == READY && one.status == "False");
@@ -265,7 +264,7 @@ impl Conditions<'_> {
             (_, Some((reason, message))) => (reason, message.to_owned()),
             _ => ("Planning", "no plan yet".to_owned()),
         };
-        for kind in ["Downloaded", "Loaded", "Ready"] {
+        for kind in ["Downloaded", "Loaded", READY] {
             self.add(kind, false, reason, message.clone());
         }
         self.add("Degraded", false, "NoRing", "there is no ring".to_owned());
@@ -295,13 +294,13 @@ impl Conditions<'_> {
     fn ready(&mut self, world: &World, decision: &Decision, ring: &Ring, members: &Members<'_>) {
         if let Some(serving) = &ring.serving {
             let message = format!("answers on {}", line(serving));
-            return self.add("Ready", true, "Ready", message);
+            return self.add(READY, true, "Ready", message);
         }
         let (reason, message) = match members.out(decision).as_slice() {
             [] => members.why_not_ready(world.unready(members.plan)),
             out => (MACHINE_OUT, out.join("; ")),
         };
-        self.add("Ready", false, reason, message);
+        self.add(READY, false, reason, message);
     }
 
     fn degraded(&mut self, world: &World, decision: &Decision, ring: &Ring, members: &Members<'_>) {
@@ -382,7 +381,7 @@ fn said(member: &RingMember, status: Option<&MemberStatus>) -> String {
 /// What people see of a Model at a glance: that it answers, or why not, and how far its files are fetched.
 pub fn summary(conditions: &[Condition], plan: Option<&RingPlan>) -> Option<String> {
     let find = |kind: &str| conditions.iter().find(|condition| condition.type_ == kind);
-    let ready = find("Ready")?;
+    let ready = find(READY)?;
     let degraded = find("Degraded").filter(|degraded| degraded.status == "True");
     Some(match (ready.status.as_str(), degraded) {
         ("True", Some(degraded)) => format!("{}, {}", ready.reason, degraded.reason),

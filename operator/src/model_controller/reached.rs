@@ -2,7 +2,7 @@
 //! it said, and its Lease runs out only after a while: until then, clients would be sent to a machine that is off, or to a ring that says itself
 //! that it is not ready.
 //!
-//! That a ring does not answer counts only if it did here in the last minute. Where the operator cannot reach a ring, what its agent says counts
+//! That a ring does not answer counts only if it did here in the last minute, or if another operator found it silent just before. Where the operator cannot reach a ring, what its agent says counts
 //! alone: clients may reach it. An instance that waits to lead asks, too: if the leader's machine goes, and a ring's rank 0 with it, it knows
 //! already that this ring answered.
 
@@ -52,9 +52,7 @@ impl Reached {
     pub fn unready(&self) -> Arc<Unready> {
         lock(&self.unready).clone()
     }
-}
 
-impl Reached {
     /// Those of all rings that are to be asked now. Forgets others.
     fn due<'a>(&self, rings: &'a [Ring], now: Instant) -> Vec<&'a Ring> {
         let mut asked = lock(&self.asked);
@@ -66,9 +64,12 @@ impl Reached {
         rings.iter().filter(is_due).collect()
     }
 
-    /// Another operator has found that this ring is silent. Until it answers here, that is believed, for as long as if it had just answered.
-    pub fn believe_silent(&self, plan: &RingPlan) {
-        let Some(uid) = plan.uid() else { return };
+    /// Another operator has found that this ring is silent, whose rank 0 says that it is ready. Until it answers here, that is believed, for as long
+    /// as if it had just answered.
+    pub fn believe_silent(&self, plan: &Arc<RingPlan>) {
+        let Some(Ring { uid, .. }) = Ring::of(plan) else {
+            return;
+        };
         let now = Instant::now();
         let mut asked = lock(&self.asked);
         if asked.contains_key(&uid) {
@@ -80,6 +81,7 @@ impl Reached {
             at: now,
             answered,
             failures,
+            hearsay: true,
         };
         asked.insert(uid.clone(), silent);
         let mut unready = lock(&self.unready);
@@ -126,6 +128,8 @@ struct Asked {
     at: Instant,
     answered: Option<Instant>,
     failures: u32,
+    /// Only another operator has reached it so far.
+    hearsay: bool,
 }
 
 impl Asked {
@@ -134,6 +138,7 @@ impl Asked {
             at,
             answered: None,
             failures: 0,
+            hearsay: false,
         }
     }
 
@@ -163,6 +168,7 @@ impl Asked {
             Health::Ready { .. } => None,
         };
         (self.answered, self.failures) = (Some(now), 0);
+        self.hearsay = false;
         said
     }
 }
@@ -206,7 +212,7 @@ pub async fn keep(
 fn is_cut_off(answers: &[(&Ring, Health)], asked: &HashMap<String, Asked>, now: Instant) -> bool {
     let lately = |ring: &Ring| {
         let known = asked.get(&ring.uid);
-        known.is_some_and(|asked| asked.answered_within(JUDGED_FOR, now))
+        known.is_some_and(|asked| !asked.hearsay && asked.answered_within(JUDGED_FOR, now))
     };
     let lately = answers.iter().filter(|(ring, _)| lately(ring));
     let hosts: HashSet<_> = lately.clone().map(|(ring, _)| ring.http.ip()).collect();
@@ -256,7 +262,10 @@ impl Ring {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::model_controller::test_world::ring;
 
     #[test]
     fn nobody_is_judged_by_who_is_cut_off() {
@@ -320,10 +329,24 @@ mod tests {
 
     #[test]
     fn what_another_operator_found_silent_is_so_for_a_minute() {
-        use crate::model_controller::test_world::ring;
         let reached = Reached::default();
         let mut plan = RingPlan::clone(&ring(&[(0, 4)], 0, 0));
-        plan.metadata.uid = Some("a".to_owned());
+        let owner =
+            json!({"apiVersion": "prima.dev/v1alpha1", "kind": "Model", "name": "m", "uid": "m"});
+        let metadata =
+            json!({"name": "m-1", "namespace": "home", "uid": "a", "ownerReferences": [owner]});
+        plan.metadata = serde_json::from_value(metadata).unwrap();
+        plan.spec.http_port = Some(9400);
+        let rank0 = plan.spec.members[0].name.clone();
+        let mut says = |state: &str| {
+            let status = json!({"members": [{"name": rank0, "state": state}]});
+            plan.status = Some(serde_json::from_value(status).unwrap());
+            Arc::new(plan.clone())
+        };
+        // One that loads says so itself.
+        reached.believe_silent(&says("Loading"));
+        assert!(reached.unready().is_empty());
+        let plan = says("Ready");
         reached.believe_silent(&plan);
         let is_silent = || of(&reached.unready(), &plan).is_some();
         assert!(is_silent());

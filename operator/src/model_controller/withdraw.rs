@@ -2,8 +2,8 @@
 //! is gone with a machine of the ring, nobody leads until its Lease has run out. The Model's Service leads nowhere then, as with a leader. Nothing else
 //! is changed.
 //!
-//! A leader that is there says it better, and mostly sooner. If it reaches a ring that this instance is cut off from, it says at once that the Model is
-//! ready. So that both do not go on like this, a Model's word is taken back once in a minute.
+//! A leader that is there says it, too, and better. If it reaches a ring that this instance is cut off from, it says at once that the Model is ready. So
+//! that both do not go on like this, a Model's word is taken back once in a minute.
 
 use std::collections::HashMap;
 use std::future;
@@ -34,13 +34,13 @@ use crate::cluster::world::{Machine, Stores, watched};
 
 /// From one look at what is known to the next.
 const LOOK: Duration = Duration::from_millis(250);
-/// How long a leader has to say it itself.
+/// How long a leader has to say it itself, which is enough if nothing is to be planned anew.
 const GRACE: Duration = Duration::from_millis(500);
 /// For one request. An API server that is away is asked again.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// After a Model's word was taken back.
 const PAUSE: Duration = Duration::from_secs(60);
-/// The same where it was not.
+/// The same where the API server did not take it.
 const RETRY: Duration = Duration::from_secs(2);
 /// Models that are written at the same time.
 const CONCURRENCY: usize = 16;
@@ -98,14 +98,15 @@ async fn keep_looking(
 fn pause_after(written: Result<Result<bool, kube::Error>, Elapsed>, name: &str) -> Duration {
     match written {
         Ok(Ok(true)) => PAUSE,
-        // Somebody else writes at the same time.
+        // It is ready after all, or somebody else has written.
+        Ok(Ok(false)) => GRACE,
         Ok(Err(kube::Error::Api(status))) if status.is_conflict() => RETRY,
         Ok(Err(error)) => {
             let error = error_chain(&error);
             tracing::warn!(name, error, "cannot take back that a Model is ready");
             RETRY
         }
-        Ok(Ok(false)) | Err(_) => RETRY,
+        Err(_) => RETRY,
     }
 }
 
@@ -145,12 +146,12 @@ struct Known {
 /// What is to be said of a Model instead.
 struct Word {
     withdrawn: Withdrawn,
-    /// Its newest.
-    plan: Option<Arc<RingPlan>>,
+    /// All that it has.
+    plans: Vec<Arc<RingPlan>>,
 }
 
 impl Word {
-    /// `None`: the Model is ready, or does not say so.
+    /// `None`: the Model is ready, or does not say so, or not by a ring that is known here.
     fn of(model: &Model, known: &Known) -> Option<Self> {
         let Known {
             plans,
@@ -162,12 +163,12 @@ impl Word {
         if ends || own.clone().any(|plan| answers(plan, machines, unready)) {
             return None;
         }
-        let plan = own.max_by_key(|plan| plan.spec.generation).cloned();
-        let gone = plan.as_ref().map(|plan| gone(plan, machines));
-        let unready = plan.as_ref().and_then(|plan| reached::of(unready, plan));
+        let said_of = model.status.as_ref()?.plan_generation?;
+        let plan = own.clone().find(|plan| plan.spec.generation == said_of)?;
+        let unready = reached::of(unready, plan);
         Some(Self {
-            withdrawn: Withdrawn::of(model, plan.as_deref(), &gone.unwrap_or_default(), unready)?,
-            plan,
+            withdrawn: Withdrawn::of(model, plan, &gone(plan, machines), unready)?,
+            plans: own.cloned().collect(),
         })
     }
 
@@ -180,16 +181,14 @@ impl Word {
     ) -> Result<bool, kube::Error> {
         let (namespace, name) = (model.namespace().unwrap_or_default(), model.name_any());
         let models = Api::<Model>::namespaced(client.clone(), &namespace);
-        // One that was cut off from both asks rank 0 when it reaches the API server again.
+        let service = Endpoints::of(client, &namespace, &name).await?;
         let version = models.get_metadata(&name).await?.resource_version();
-        let answers = match &self.plan {
-            Some(plan) => reached::answers_now(plan).await,
-            None => false,
-        };
-        if answers || version != model.resource_version() {
+        // One that was cut off from both asks rank 0 after it has reached the API server again.
+        let answers = stream::iter(&self.plans).any(|plan| reached::answers_now(plan));
+        if answers.await || version != model.resource_version() {
             return Ok(false);
         }
-        lead_nowhere(client, &namespace, &name).await?;
+        service.lead_nowhere().await?;
         let Withdrawn {
             conditions,
             summary,
@@ -211,21 +210,32 @@ impl Word {
     }
 }
 
-/// Sends clients of a Model's Service nowhere. Whoever leads sees it, and writes where they are to go.
-async fn lead_nowhere(client: &Client, namespace: &str, model: &str) -> Result<(), kube::Error> {
-    let slices = Api::<EndpointSlice>::namespaced(client.clone(), namespace);
-    let ours = format!("{OURS},{SERVICE_LABEL}={model}");
-    for slice in slices.list(&ListParams::default().labels(&ours)).await? {
-        if !slice.endpoints.is_empty() {
-            let patch = json!({
-                "metadata": {"resourceVersion": slice.resource_version()},
-                "endpoints": [],
-            });
-            let patch = Patch::Merge(patch);
-            slices.patch(&slice.name_any(), &as_ours(), &patch).await?;
-        }
+/// Where a Model's Service leads, as it was found.
+struct Endpoints {
+    api: Api<EndpointSlice>,
+    slices: Vec<EndpointSlice>,
+}
+
+impl Endpoints {
+    async fn of(client: &Client, namespace: &str, model: &str) -> Result<Self, kube::Error> {
+        let api = Api::<EndpointSlice>::namespaced(client.clone(), namespace);
+        let ours = ListParams::default().labels(&format!("{OURS},{SERVICE_LABEL}={model}"));
+        let slices = api.list(&ours).await?.items;
+        Ok(Self { api, slices })
     }
-    Ok(())
+
+    /// Whoever leads sees it, and writes where clients are to go. Fails if somebody has written since.
+    async fn lead_nowhere(&self) -> Result<(), kube::Error> {
+        for slice in &self.slices {
+            if !slice.endpoints.is_empty() {
+                let version = slice.resource_version();
+                let patch = json!({"metadata": {"resourceVersion": version}, "endpoints": []});
+                let (name, patch) = (slice.name_any(), Patch::Merge(patch));
+                self.api.patch(&name, &as_ours(), &patch).await?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Of what is changed in an object, and not all of it said anew.

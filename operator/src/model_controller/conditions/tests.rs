@@ -282,7 +282,7 @@ fn only_ready_is_taken_back() {
     assert!(!found_silent(model));
 
     let broken = plan(2, &[state("Ready"), state("Failed")]);
-    let withdrawn = Withdrawn::of(model, Some(&broken), &[], None).unwrap();
+    let withdrawn = Withdrawn::of(model, &broken, &[], None).unwrap();
     let ready = withdrawn.ready().unwrap();
     let said = (&*ready.status, &*ready.reason, &*ready.message);
     assert_eq!(said, ("False", "MemberFailed", "pi4: failed: so it is"));
@@ -291,26 +291,23 @@ fn only_ready_is_taken_back() {
     let others = |conditions: &[Condition]| [&conditions[..5], &conditions[6..]].concat();
     assert_eq!(others(&withdrawn.conditions), others(&conditions));
 
-    let says = |plan: Option<&RingPlan>, gone: &[&str], unready: Option<NotReady>| {
-        let withdrawn = Withdrawn::of(model, plan, gone, unready.as_ref()).unwrap();
+    let says = |gone: &[&str], unready: Option<NotReady>| {
+        let withdrawn = Withdrawn::of(model, &answering, gone, unready.as_ref()).unwrap();
         let ready = withdrawn.ready().unwrap();
         let said = format!("{}: {}", ready.reason, ready.message);
         let mut after = model.clone();
         after.status.as_mut().unwrap().conditions = withdrawn.conditions;
         // There is nothing left to take back.
-        assert!(Withdrawn::of(&after, plan, gone, unready.as_ref()).is_none());
+        assert!(Withdrawn::of(&after, &answering, gone, unready.as_ref()).is_none());
         (said, found_silent(&after))
     };
-    let said = says(Some(&answering), &["pi4"], None);
+    let said = says(&["pi4"], None);
     let expected = "MachineOut: gone, or reached elsewhere now: pi4";
     assert_eq!(said, (expected.to_owned(), true));
     let not_reached = NotReady::NotReached("refused".to_owned());
-    let said = says(Some(&answering), &[], Some(not_reached));
+    let said = says(&[], Some(not_reached));
     let expected = "NotReached: rank 0 does not answer: refused";
     assert_eq!(said, (expected.to_owned(), true));
-    let said = says(None, &[], None);
-    let expected = "Planning: there is no plan any more";
-    assert_eq!(said, (expected.to_owned(), false));
 }
 
 #[test]
