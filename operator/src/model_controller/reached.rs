@@ -110,7 +110,7 @@ impl Reached {
 }
 
 /// From one look to the next, unless one takes longer.
-const INTERVAL: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_millis(500);
 /// Longer than it takes to connect when the first packet is lost, which is sent again after a second.
 const DEADLINE: Duration = Duration::from_millis(1500);
 /// Who answers at all does so within that.

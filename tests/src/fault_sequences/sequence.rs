@@ -174,7 +174,7 @@ impl Kind {
     /// `alone`: no other fault of the sequence takes an operator away.
     ///
     /// Added up in seconds, at worst. What counts begins with the first request that gets no answer: 0.5 before the fault. Whoever looks is rank 0's
-    /// agent, within 0.5, and the operator, within 1. Then the operator acts: 0.2 until changes that come together have come, 1 for a search that
+    /// agent, within 0.5, and the operator, within 0.5, too. Then the operator acts: 0.2 until changes that come together have come, 1 for a search that
     /// is under way, 0.3 to write; 1.5 in all.
     pub(super) fn unseen(self, alone: bool) -> Duration {
         let seconds = match self {
@@ -184,18 +184,17 @@ impl Kind {
             Kind::FullDisk | Kind::AgentClock => 5,
             Kind::OperatorClock => 5,
             // Rank 0 misses signs of life after 2.75 (2.5, and 0.25 until it looks): 0.5 + 2.75 + 0.5 + 1.5 = 5.25. That rank 0 itself does not answer,
-            // its agent knows after 3.5 (0.5, and 3 for an answer): 0.5 + 3.5 + 1.5 = 5.5; and if that is cut off, too, the operator after 4 (1, and
-            // twice 1.5 for an answer): 0.5 + 4 + 1.5 = 6. The rest is for a busy machine.
+            // its agent and the operator know after 3.5 (0.5, and 3 for an answer, or twice 1.5): 0.5 + 3.5 + 1.5 = 5.5. The rest is for a busy machine.
             Kind::StopMember | Kind::Cut | Kind::Isolate | Kind::KillNode => 8,
             // It says that it ends, and goes on for a while.
             Kind::DeleteAgent => 8,
-            // With the agent its members die, so the operator finds twice that nobody listens: 0.5 + 2 + 1.5 = 4. One that stands still writes nothing of
-            // what else is broken, but the operator asks itself: 0.5 + 2.75 + 1 + 1.5 = 5.75, or 6 where rank 0 does not answer, as above.
+            // With the agent its members die, so the operator finds twice that nobody listens: 0.5 + 1 + 1.5 = 3. One that stands still writes nothing of
+            // what else is broken, but the operator asks itself: 0.5 + 2.75 + 0.5 + 1.5 = 5.25, or 5.5 where rank 0 does not answer, as above.
             Kind::KillAgent | Kind::StopAgent => 8,
             // The ring goes on, only slower, and nothing tells of that: a client may give up after 5, and ask again after 0.1. If signs of life fail
             // to come then, it takes 5.25 more, as above: 10.35.
             Kind::Burst | Kind::Lose | Kind::Slow => 12,
-            // The other operator asks rings, too, and says what it sees 0.5 to 0.75 after that. If both are gone, somebody has to lead first: a Lease
+            // The other operator asks rings, too, and says what it sees 0.5 to 1.25 after that. If both are gone, somebody has to lead first: a Lease
             // takes 10 s.
             Kind::KillOperator | Kind::StopOperator => {
                 if alone {
