@@ -387,6 +387,19 @@ def test_chats_are_kept_listed_and_deleted(page):
     expect(page.locator("#list .open")).to_have_text(["Second question"])
 
 
+def test_a_question_stays_if_its_request_fails_as_the_page_goes(page):
+    page.evaluate("""() => {
+        const real = window.fetch;
+        window.fetch = (url, options) => url.endsWith("/chat/completions")
+            ? new Promise((_, fail) => addEventListener("beforeunload", () => fail(new TypeError("the page goes")))) : real(url, options);
+    }""")
+    ask(page, "Are you there?")
+    expect(page.locator("#list .open")).to_have_text("Are you there?")
+    page.reload()
+    expect(page.locator("#list .open")).to_have_text("Are you there?")
+    expect(page.locator("#text")).to_have_value("Are you there?")
+
+
 @pytest.mark.parametrize("broken, told", [
     ("Storage.prototype.setItem = () => { throw new DOMException('', 'QuotaExceededError') }", "no room left"),
     ("for (const n of ['localStorage', 'sessionStorage']) Object.defineProperty(window, n, {get() { throw new DOMException('', 'SecurityError') }})",

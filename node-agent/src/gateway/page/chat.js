@@ -8,6 +8,15 @@ import * as store from "./store.js";
 let conversation = store.fresh();
 let running = null;  // the AbortController of the answer that is being written
 let ready = false;
+let leaving = false;  // the page is about to go, and requests fail for that
+
+addEventListener("beforeunload", () => {
+  leaving = true;
+  // It may stay after all.
+  setTimeout(() => { leaving = false; }, 2000);
+});
+addEventListener("pagehide", () => { leaving = true; });
+addEventListener("pageshow", () => { leaving = false; });
 
 function locked(status) {
   $("unlock").hidden = status !== 401;
@@ -86,7 +95,7 @@ async function ask(question) {
   }
   if (message.content || message.tool_calls) {
     asked.messages.push(message);
-  } else if (asked === conversation) {
+  } else if (asked === conversation && !leaving) {
     // Unanswered: the question goes back where it can be sent again. (Of another conversation, when that is opened.)
     asked.messages.pop();
     if (!$("text").value) { $("text").value = question; grow(); }
