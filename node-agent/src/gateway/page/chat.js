@@ -38,6 +38,7 @@ async function ask(question) {
   put({role: "user", content: question});
   asked.messages.push({role: "user", content: question});
   keep(asked);
+  store.remember("conversation", asked.id);
   const message = {role: "assistant", content: ""};
   const element = put(message);
   element.classList.add("pending");
