@@ -22,7 +22,6 @@ use crate::ledger::Ledger;
 use crate::local_file::{LocalFile, LocalFileError, Writer};
 use crate::remote::Remote;
 use crate::remote_error::RemoteError;
-use crate::retry::SLOWEST_BYTES;
 use crate::tensors::{merged, total_bytes, without};
 
 const CONNECTIONS: usize = 4;
@@ -215,9 +214,7 @@ impl<'a> Download<'a> {
             match came {
                 Ok(()) => return Ok(()),
                 Err(DownloadError::Fetch { source }) => {
-                    if at - before >= SLOWEST_BYTES {
-                        attempts.progress();
-                    }
+                    attempts.brought(at - before);
                     attempts
                         .failed(source)
                         .await

@@ -7,7 +7,6 @@ use tokio::task::{JoinError, spawn_blocking};
 
 use crate::remote::Remote;
 use crate::remote_error::RemoteError;
-use crate::retry::SLOWEST_BYTES;
 
 /// Holds the header of models with a vocabulary of some 25,000 tokens.
 const FIRST_READ: u64 = 1 << 20;
@@ -94,9 +93,7 @@ impl Remote {
             let Err(error) = self.extend_once(header, end).await else {
                 return Ok(());
             };
-            if (header.len() - before) as u64 >= SLOWEST_BYTES {
-                attempts.progress();
-            }
+            attempts.brought((header.len() - before) as u64);
             attempts
                 .failed(error)
                 .await

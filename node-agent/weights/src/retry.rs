@@ -46,9 +46,11 @@ impl Attempts {
         Attempts { retry, failed: 0 }
     }
 
-    /// The last try brought something: the next failure counts as the first.
-    pub(crate) fn progress(&mut self) {
-        self.failed = 0;
+    /// The last try brought so much. If that is more than next to nothing, the next failure counts as the first.
+    pub(crate) fn brought(&mut self, bytes: u64) {
+        if bytes >= SLOWEST_BYTES {
+            self.failed = 0;
+        }
     }
 
     /// Waits until the request may be tried again; returns `error` if it must not be.
