@@ -1,17 +1,20 @@
-//! Suites in Python: runs pytest in the virtual environment that `make assets` makes, and reports what it says.
+//! Programs in Python, in the virtual environment that `make assets` makes: suites, of which pytest says how they went, and oracles.
 
 use std::process::Command;
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
 use crate::Endpoint;
 use crate::assets;
+use crate::command::run;
 use crate::inputs;
 use crate::local_ring::{API_KEY, LocalRing};
 
 /// Runs the suite in `folder` against `ring`, which [`API_KEY`] opens. `more` is further environment.
 /// Panics with pytest's output unless it ran tests and all passed.
 pub fn run_suite(folder: &str, ring: &LocalRing, more: &[(&str, String)]) {
-    let python = assets::path("venv/bin/python").unwrap_or_else(|error| panic!("{error}"));
-    let output = Command::new(python)
+    let output = python()
         .args(["-m", "pytest", "-q", "-p", "no:cacheprovider"])
         .current_dir(inputs::file(folder))
         .env("PYTHONDONTWRITEBYTECODE", "1")
@@ -28,4 +31,18 @@ pub fn run_suite(folder: &str, ring: &LocalRing, more: &[(&str, String)]) {
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
+}
+
+/// What the script `name` of `tests/oracle` answers, once. Panics with what it wrote on stderr where it fails.
+pub fn ask_oracle<A: DeserializeOwned>(name: &str, request: &impl Serialize) -> A {
+    let mut oracle = python();
+    oracle.arg(inputs::file(&format!("tests/oracle/{name}")));
+    let request = serde_json::to_string(request).expect("a request in JSON");
+    let answer = run(oracle, &request).unwrap_or_else(|error| panic!("{error}"));
+    serde_json::from_str(&answer).expect("an answer in JSON")
+}
+
+fn python() -> Command {
+    let python = assets::path("venv/bin/python").unwrap_or_else(|error| panic!("{error}"));
+    Command::new(python)
 }

@@ -3,12 +3,11 @@
 //! Needs `make assets`: the templates that llama.cpp ships, and a Python with jinja2.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write;
-use std::process::{Command, Stdio};
 
 use prima_crds::error_chain;
 use prima_gguf::{Gguf, Metadata, Value};
-use prima_tests::{assets, inputs};
+use prima_tests::assets;
+use prima_tests::python::ask_oracle;
 use prima_text::{
     AnswerForm, AnswerPart, AnswerReader, Calls, ChatTemplate, ChatTemplateError, Detokenizer,
     GrammarReader, Reasoning, Sampler, SamplingParams, Tokenizer, Tool, WantedAnswer, calls,
@@ -547,21 +546,6 @@ fn jinja2(
     templates: &BTreeMap<String, String>,
     conversations: &BTreeMap<String, Map<String, serde_json::Value>>,
 ) -> BTreeMap<String, BTreeMap<String, serde_json::Value>> {
-    let script = inputs::file("tests/oracle/render_chat_templates.py");
-    let mut oracle = Command::new(assets::path("venv/bin/python").unwrap())
-        .arg(script)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
     let work = json!({"templates": templates, "conversations": conversations});
-    oracle
-        .stdin
-        .take()
-        .unwrap()
-        .write_all(work.to_string().as_bytes())
-        .unwrap();
-    let output = oracle.wait_with_output().unwrap();
-    assert!(output.status.success());
-    serde_json::from_slice(&output.stdout).unwrap()
+    ask_oracle("render_chat_templates.py", &work)
 }

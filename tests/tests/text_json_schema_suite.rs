@@ -4,11 +4,10 @@
 //! Needs `make assets`: the suite, vocabularies, and a Python with jsonschema.
 
 use std::fs;
-use std::io::Write;
-use std::process::{Command, Stdio};
 
 use prima_gguf::Gguf;
 use prima_tests::local_ring::smollm2;
+use prima_tests::python::ask_oracle;
 use prima_tests::{assets, inputs};
 use prima_text::{Constraint, Grammar, GrammarReader, Sampler, SamplingParams, Tokenizer};
 use serde::Deserialize;
@@ -223,7 +222,7 @@ fn drawn_answers_are_valid() {
         drawn.insert(name, json!({"schema": schema, "answers": answers}));
     }
     assert!(ended >= 500, "{ended} ended");
-    let wrong = wrong(&Value::Object(drawn));
+    let wrong: Vec<String> = ask_oracle("validate_json.py", &drawn);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
@@ -263,20 +262,4 @@ fn draw(
         tokens.push(token);
     }
     None
-}
-
-/// What another validator finds.
-fn wrong(drawn: &Value) -> Vec<String> {
-    let mut oracle = Command::new(assets::path("venv/bin/python").unwrap())
-        .arg(inputs::file("tests/oracle/validate_json.py"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut stdin = oracle.stdin.take().unwrap();
-    stdin.write_all(drawn.to_string().as_bytes()).unwrap();
-    drop(stdin);
-    let output = oracle.wait_with_output().unwrap();
-    assert!(output.status.success(), "{}", output.status);
-    serde_json::from_slice(&output.stdout).unwrap()
 }

@@ -2,12 +2,11 @@
 //!
 //! Needs `make assets`: the vocabularies that llama.cpp ships, SmolLM2, Moby Dick, and a Python with xllamacpp.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use prima_gguf::{Gguf, Value, writer::GgufWriter};
-use prima_tests::{assets, inputs};
+use prima_tests::assets;
+use prima_tests::python::ask_oracle;
 use prima_text::Tokenizer;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -281,19 +280,8 @@ fn llama_cpp(model: &Path, jobs: &[Job], vocabulary: bool) -> Answer {
             json!({"text": text, "add_special": add_special, "parse_special": parse_special})
         })
         .collect();
-    let mut oracle = Command::new(assets::path("venv/bin/python").unwrap())
-        .arg(inputs::file("tests/oracle/llama_cpp_tokens.py"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let request = json!({"model": model, "vocabulary": vocabulary, "texts": texts}).to_string();
-    let mut stdin = oracle.stdin.take().unwrap();
-    stdin.write_all(request.as_bytes()).unwrap();
-    drop(stdin);
-    let output = oracle.wait_with_output().unwrap();
-    assert!(output.status.success());
-    serde_json::from_slice(&output.stdout).unwrap()
+    let request = json!({"model": model, "vocabulary": vocabulary, "texts": texts});
+    ask_oracle("llama_cpp_tokens.py", &request)
 }
 
 fn vocabulary(name: &str) -> PathBuf {
