@@ -114,13 +114,7 @@ fn what_a_killed_operator_began_another_ends() {
 fn of_two_operators_one_acts_and_the_other_takes_over() {
     let test = Test::start(Backend::Etcd);
     let _machines = test.machines(&MACHINES);
-    let operator = |name: &str| Operator::start_with(&test.api, name, &[USUAL_LEASE]);
-    let first = operator("first");
-    wait_until("the first leads", || first.ready() == "leads");
-    let second = operator("second");
-    wait_until("the second is there", || second.ready() == "waits to lead");
-    test.api.apply(&model("made-up", "")).expect("a model");
-    test.wait_for("model/made-up", "Ready", "True", &first);
+    let [first, second] = two_operators(&test);
     assert_eq!(second.metric("prima_operator_reconciles_total"), 0.0);
     drop(first);
     wait_until("the second leads", || second.ready() == "leads");
@@ -128,7 +122,7 @@ fn of_two_operators_one_acts_and_the_other_takes_over() {
     test.wait_for("model/another", "Resolved", "True", &second);
 
     // One that is asked to end leaves its Lease to the next.
-    let third = operator("third");
+    let third = Operator::start_with(&test.api, "third", &[USUAL_LEASE]);
     wait_until("the third is there", || third.ready() == "waits to lead");
     assert!(second.terminate().success());
     let lease = test.api.object(NAMESPACE, "lease/prima-operator");
@@ -141,13 +135,7 @@ fn of_two_operators_one_acts_and_the_other_takes_over() {
 fn a_ring_that_breaks_with_the_leader_is_said_to() {
     let test = Test::start(Backend::Etcd);
     let machines = test.machines(&MACHINES);
-    let operator = |name: &str| Operator::start_with(&test.api, name, &[USUAL_LEASE]);
-    let first = operator("first");
-    wait_until("the first leads", || first.ready() == "leads");
-    let second = operator("second");
-    wait_until("the second is there", || second.ready() == "waits to lead");
-    test.api.apply(&model("made-up", "")).expect("a model");
-    test.wait_for("model/made-up", "Ready", "True", &first);
+    let [first, second] = two_operators(&test);
     drop(first);
     let before = test.versions();
     let endpoints = || {
@@ -206,4 +194,16 @@ fn an_api_server_that_restarts_in_the_middle_is_waited_for() {
     test.api.restart();
     test.wait_for("model/made-up", "Ready", "True", &operator);
     assert_eq!(test.names("ringplans"), ["made-up-1"]);
+}
+
+/// The first leads, and has made a Model ready; the second waits.
+fn two_operators(test: &Test) -> [Operator; 2] {
+    let operator = |name: &str| Operator::start_with(&test.api, name, &[USUAL_LEASE]);
+    let first = operator("first");
+    wait_until("the first leads", || first.ready() == "leads");
+    let second = operator("second");
+    wait_until("the second is there", || second.ready() == "waits to lead");
+    test.api.apply(&model("made-up", "")).expect("a model");
+    test.wait_for("model/made-up", "Ready", "True", &first);
+    [first, second]
 }
