@@ -38,6 +38,11 @@ pub fn condition(
     }
 }
 
+/// What is said of this kind, if anything is.
+pub fn find<'a>(conditions: &'a [Condition], kind: &str) -> Option<&'a Condition> {
+    conditions.iter().find(|condition| condition.type_ == kind)
+}
+
 /// To the second, as the API server keeps it.
 fn now() -> Time {
     let seconds = Timestamp::now().as_second();

@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::world::{AgentState, Machine, Stores};
-use crate::condition::{ConditionUpdate, condition};
+use crate::condition::{ConditionUpdate, condition, find};
 use crate::model_controller::MANAGER;
 
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -84,7 +84,7 @@ fn due(machine: &Machine) -> Option<Condition> {
         message: message.to_owned(),
     };
     let now = condition(before, profile.metadata.generation, said);
-    let known = before.iter().find(|one| one.type_ == READY);
+    let known = find(before, READY);
     let same = |known: &Condition| known.status == now.status && known.reason == now.reason;
     (!known.is_some_and(same)).then_some(now)
 }

@@ -18,6 +18,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::condition::find;
 use crate::model_controller::is_said_to_be_displaced;
 
 pub struct Metrics {
@@ -177,8 +178,7 @@ fn gauges<'a, L: EncodeLabelSet + 'a>(
 }
 
 fn is_true(conditions: &[Condition], kind: &str) -> bool {
-    let mut conditions = conditions.iter();
-    conditions.any(|condition| condition.type_ == kind && condition.status == "True")
+    find(conditions, kind).is_some_and(|condition| condition.status == "True")
 }
 
 #[cfg(test)]

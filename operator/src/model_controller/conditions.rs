@@ -15,7 +15,7 @@ use super::decide::{self, Decision, DecisionKind};
 use super::dereference::World;
 use super::reached::NotReady;
 use super::resolve::{RESOLVE_FAILED, RESOLVED, Resolution, shown};
-use crate::condition::{ConditionUpdate, condition};
+use crate::condition::{ConditionUpdate, condition, find};
 
 const READY: &str = "Ready";
 /// Reasons for which a Model is not [`READY`].
@@ -91,15 +91,17 @@ impl Withdrawn {
 
     /// That the Model is not ready, and why.
     pub fn ready(&self) -> Option<&Condition> {
-        self.conditions.iter().find(|one| one.type_ == READY)
+        find(&self.conditions, READY)
     }
 }
 
 /// Whether a Model says that its ring is not reached, or lacks a machine. Members may say otherwise.
 pub fn found_silent(model: &Model) -> bool {
-    let conditions = model.status.iter().flat_map(|status| &status.conditions);
-    let mut ready = conditions.filter(|one| one.type_ == READY && one.status == "False");
-    ready.any(|ready| [NOT_REACHED, MACHINE_OUT].contains(&&*ready.reason))
+    let status = model.status.as_ref();
+    let ready = status.and_then(|status| find(&status.conditions, READY));
+    ready.is_some_and(|ready| {
+        ready.status == "False" && [NOT_REACHED, MACHINE_OUT].contains(&&*ready.reason)
+    })
 }
 
 /// A plan's members, and what each says of itself.
@@ -380,9 +382,8 @@ fn said(member: &RingMember, status: Option<&MemberStatus>) -> String {
 
 /// What people see of a Model at a glance: that it answers, or why not, and how far its files are fetched.
 pub fn summary(conditions: &[Condition], plan: Option<&RingPlan>) -> Option<String> {
-    let find = |kind: &str| conditions.iter().find(|condition| condition.type_ == kind);
-    let ready = find(READY)?;
-    let degraded = find("Degraded").filter(|degraded| degraded.status == "True");
+    let ready = find(conditions, READY)?;
+    let degraded = find(conditions, "Degraded").filter(|degraded| degraded.status == "True");
     Some(match (ready.status.as_str(), degraded) {
         ("True", Some(degraded)) => format!("{}, {}", ready.reason, degraded.reason),
         ("True", None) => ready.reason.clone(),

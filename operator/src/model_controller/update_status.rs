@@ -1,6 +1,5 @@
 //! Last step: says what became of the Model, in conditions that a person understands and tools wait for. Writes only what changed.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::events::EventType;
 use kube::{Api, Resource, ResourceExt};
@@ -15,6 +14,7 @@ use super::dereference::World;
 use super::event::event;
 use super::resolve::{Resolution, pinned};
 use super::{Context, ControllerError, ReconcileState};
+use crate::condition::find;
 
 pub async fn update_status(
     world: &World,
@@ -53,7 +53,10 @@ pub async fn update_status(
         ("Ready", true),
         ("Degraded", false),
     ] {
-        let (was, is) = (condition(&before, kind), condition(&status, kind));
+        let (was, is) = (
+            find(&before.conditions, kind),
+            find(&status.conditions, kind),
+        );
         let Some(is) = is else { continue };
         // While a file is looked at, nothing is known that would be an event.
         let looked_at = matches!(world.resolution, Resolution::Awaited(_));
@@ -175,13 +178,6 @@ fn endpoint(model: &Model, domain: &str) -> String {
         port => format!(":{port}"),
     };
     format!("http://{name}.{namespace}.svc.{domain}{port}/v1")
-}
-
-fn condition<'a>(status: &'a ModelStatus, kind: &str) -> Option<&'a Condition> {
-    status
-        .conditions
-        .iter()
-        .find(|condition| condition.type_ == kind)
 }
 
 fn share(plan: &RingPlan, member: &RingMember) -> NodeShare {

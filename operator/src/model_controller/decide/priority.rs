@@ -19,6 +19,7 @@ use prima_crds::v1alpha1::model::Model;
 use prima_crds::v1alpha1::ring_plan::{RingMember, RingPlanSpec};
 
 use super::{AwaitedRoom, Case, DecisionKind, PlannedWindows, State, is_much_faster, memory};
+use crate::condition::find;
 use crate::model_controller::candidates::Candidates;
 use crate::model_controller::dereference::{OtherModel, World};
 use crate::model_controller::standing::Standing;
@@ -186,8 +187,9 @@ pub fn displaced(world: &World) -> Option<DecisionKind> {
 
 /// Whether that was the last thing said about the Model's plan.
 pub fn is_said_to_be_displaced(model: &Model) -> bool {
-    let mut conditions = model.status.iter().flat_map(|status| &status.conditions);
-    conditions.any(|condition| condition.type_ == "Planned" && condition.reason == DISPLACED)
+    let status = model.status.as_ref();
+    let planned = status.and_then(|status| find(&status.conditions, "Planned"));
+    planned.is_some_and(|planned| planned.reason == DISPLACED)
 }
 
 /// What is said of a Model that was displaced and still has no place: who has or gets its memory, as long as anybody does.
