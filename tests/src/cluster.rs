@@ -118,6 +118,18 @@ impl Cluster {
         });
     }
 
+    /// Waits until each node has an available pod of this DaemonSet, in the namespace default. `kubectl rollout status` would not do:
+    /// it is content with the nodes that the controller has heard of, which may be fewer for a moment.
+    pub fn wait_for_daemon(&self, name: &str) {
+        let available = self.nodes.len();
+        let available = format!("--for=jsonpath={{.status.numberAvailable}}={available}");
+        let daemon = format!("daemonset/{name}");
+        if let Err(error) = self.kubectl(&["wait", &available, &daemon, &timeout_argument()]) {
+            let pods = self.kubectl(&["describe", "pods"]);
+            panic!("{error}\n{}", pods.unwrap_or_default());
+        }
+    }
+
     /// Counts from 0.
     pub fn node(&self, index: usize) -> &Node {
         &self.nodes[index]

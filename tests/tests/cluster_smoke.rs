@@ -59,7 +59,7 @@ fn pods_run_on_every_node_and_reach_each_other() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     cluster.import_images(&build_echo_image(folder.path()));
     cluster.apply(ECHO).expect("a DaemonSet and a Service");
-    roll_out(&cluster);
+    cluster.wait_for_daemon("echo");
 
     let pods = pods_by_node(&cluster);
     assert_eq!(pods.len(), NODES);
@@ -119,7 +119,7 @@ fn pods_run_on_every_node_and_reach_each_other() {
     wait_for_condition(&cluster, "node/node-1", "Ready=Unknown");
     cluster.node(1).restart();
     wait_for_condition(&cluster, "node/node-1", "Ready");
-    roll_out(&cluster);
+    cluster.wait_for_daemon("echo");
     // Until its kubelet says otherwise, the pod is said to have the address of before.
     let answer = wait_for("an answer of a restarted pod", || {
         let url = format!("http://{}:8080/", pods_by_node(&cluster)[1].address);
@@ -132,15 +132,6 @@ struct Pod {
     name: String,
     node: String,
     address: String,
-}
-
-fn roll_out(cluster: &Cluster) {
-    let timeout = timeout_argument();
-    let status = ["rollout", "status", "daemonset/echo", &timeout];
-    if let Err(error) = cluster.kubectl(&status) {
-        let pods = cluster.kubectl(&["describe", "pods"]);
-        panic!("{error}\n{}", pods.unwrap_or_default());
-    }
 }
 
 fn wait_for_condition(cluster: &Cluster, what: &str, condition: &str) {

@@ -63,7 +63,7 @@ impl Test {
     /// Installs prima as the README says.
     pub fn install(&self, values: &[&str]) {
         self.cluster.install_prima(values);
-        self.kubectl(&["rollout", "status", "daemonset/tools", &timeout_argument()]);
+        self.cluster.wait_for_daemon("tools");
     }
 
     pub fn kubectl(&self, args: &[&str]) -> String {
