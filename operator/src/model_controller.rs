@@ -60,7 +60,7 @@ pub struct Context {
     pub headers: Arc<HeaderReader>,
     pub states: ReconcileStates,
     pub planner: Planner,
-    /// Which rings do not answer, though their agents say so.
+    /// Which rings do not answer, though their agents say that they are ready.
     pub reached: Reached,
     /// How all Models stand for room.
     pub standings: Standings,

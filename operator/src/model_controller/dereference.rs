@@ -53,7 +53,11 @@ impl World {
         let plans = context.stores.plans().into_iter();
         let (mut plans, others): (Vec<_>, Vec<_>) = plans.partition(|plan| is_of(plan, model));
         plans.sort_by_key(|plan| plan.spec.generation);
-        if conditions::found_silent(model) {
+        let now = Instant::now();
+        let standing = |model: &Model| context.standings.of(&model.uid().unwrap_or_default(), now);
+        // Nothing was decided here yet, so what the status says is another operator's word.
+        let is_hearsay = standing(model).is_none();
+        if is_hearsay && conditions::found_silent(model) {
             let said_of = model
                 .status
                 .as_ref()
@@ -62,14 +66,13 @@ impl World {
             let silent = plans.find(|plan| Some(plan.spec.generation) == said_of);
             silent.inspect(|plan| context.reached.believe_silent(plan));
         }
-        let now = Instant::now();
         let models = context.models.state().into_iter();
         let models = models.filter(|other| {
             other.uid() != model.uid() && other.metadata.deletion_timestamp.is_none()
         });
         let models = models.map(|other| OtherModel {
             priority: quota::priority(&other, &quotas_of(&other, context)),
-            standing: context.standings.of(&other.uid().unwrap_or_default(), now),
+            standing: standing(&other),
             model: other,
         });
         Self {

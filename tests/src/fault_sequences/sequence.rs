@@ -184,12 +184,12 @@ impl Kind {
             Kind::FullDisk | Kind::AgentClock => 5,
             Kind::OperatorClock => 5,
             // Rank 0 misses signs of life after 2.75 (2.5, and 0.25 until it looks): 0.5 + 2.75 + 0.5 + 1.5 = 5.25. That rank 0 itself does not answer,
-            // its agent and the operator know after 3.5 (0.5, and 3 for an answer, or twice 1.5): 0.5 + 3.5 + 1.5 = 5.5. The rest is for a busy machine.
+            // the operator knows after 2.6 (0.6, 0.5 until it asks again, and 1.5): 0.5 + 2.6 + 1.5 = 4.6. The rest is for a busy machine.
             Kind::StopMember | Kind::Cut | Kind::Isolate | Kind::KillNode => 8,
             // It says that it ends, and goes on for a while.
             Kind::DeleteAgent => 8,
-            // With the agent its members die, so the operator finds twice that nobody listens: 0.5 + 1 + 1.5 = 3. One that stands still writes nothing of
-            // what else is broken, but the operator asks itself: 0.5 + 2.75 + 0.5 + 1.5 = 5.25, or 5.5 where rank 0 does not answer, as above.
+            // With the agent its members die, so the operator finds twice that nobody listens: 0.5 + 1.3 + 1.5 = 3.3. One that stands still writes nothing of
+            // what else is broken, but the operator asks itself: 0.5 + 2.75 + 0.5 + 1.5 = 5.25.
             Kind::KillAgent | Kind::StopAgent => 8,
             // The ring goes on, only slower, and nothing tells of that: a client may give up after 5, and ask again after 0.1. If signs of life fail
             // to come then, it takes 5.25 more, as above: 10.35.
