@@ -306,11 +306,13 @@ fn with_machines(
     let refused = state.refusals.note(current, &world.machines, now);
     let members = current.map_or(&[][..], |plan| &plan.spec.members);
     let candidates = Candidates::new(&world.model, resolved, world, &refused, members);
+    let fingerprint = question::fingerprint(&world.model, resolved, &candidates);
     let case = Case {
         world,
         resolved,
         refused: &refused,
         candidates: &candidates,
+        fingerprint: &fingerprint,
         skeleton: skeleton(&world.model, resolved),
     };
     let kind = match current {
@@ -339,8 +341,7 @@ fn with_machines(
         None if state.displaced => priority::as_displaced(kind, world, &candidates),
         _ => kind,
     };
-    let answer = state.answer_to(&question::fingerprint(&world.model, resolved, &candidates));
-    let answer = answer.or(state.answers.last());
+    let answer = state.answer_to(&fingerprint).or(state.answers.last());
     Decision {
         out: out_of_ring(&kind, world, &candidates, answer),
         kind,
@@ -356,6 +357,8 @@ struct Case<'a> {
     /// Machines that could not follow a plan, and why.
     refused: &'a BTreeMap<String, String>,
     candidates: &'a Candidates,
+    /// Of the question for the best ring of all candidates.
+    fingerprint: &'a str,
     /// The part of the plan that follows from the Model alone.
     skeleton: RingPlanSpec,
 }
@@ -415,7 +418,7 @@ impl Case<'_> {
         known_for: Duration,
     ) -> DecisionKind {
         let kept = DecisionKind::Keep(current.clone());
-        let windows = match self.best(self.candidates, state, false) {
+        let windows = match self.best(state, false) {
             Ok(windows) => windows,
             Err(ask @ DecisionKind::Ask(_)) => return ask,
             Err(_) => return kept,
@@ -463,7 +466,7 @@ impl Case<'_> {
         let spec = match broken {
             Broken::Moved(_) => self.spec(PlannedWindows::kept(current), others),
             Broken::Leaving(_) => self
-                .best(self.candidates, state, true)
+                .best(state, true)
                 .and_then(|windows| self.spec(windows, others))
                 .and_then(|ring| self.in_turn(ring, true)),
             Broken::Changed(_) => self.next_plan(state, true),
@@ -494,7 +497,7 @@ impl Case<'_> {
     /// ring is broken.
     fn next_plan(&self, state: &State, urgent: bool) -> Result<RingPlanSpec, DecisionKind> {
         let world = self.world;
-        let beside = match self.best(self.candidates, state, urgent) {
+        let beside = match self.best(state, urgent) {
             Err(kind) if !matches!(kind, DecisionKind::NoPlace { .. }) => return Err(kind),
             beside => beside,
         };
@@ -518,10 +521,16 @@ impl Case<'_> {
         }
     }
 
-    /// The best ring of these machines; else why there is none, or what the planner is to be asked.
-    fn best(
+    /// The best ring; else why there is none, or what the planner is to be asked.
+    fn best(&self, state: &State, urgent: bool) -> Result<PlannedWindows, DecisionKind> {
+        self.best_of(self.candidates, self.fingerprint, state, urgent)
+    }
+
+    /// The best ring of these machines. `fingerprint`: of the question for it.
+    fn best_of(
         &self,
         candidates: &Candidates,
+        fingerprint: &str,
         state: &State,
         urgent: bool,
     ) -> Result<PlannedWindows, DecisionKind> {
@@ -541,20 +550,19 @@ impl Case<'_> {
             let why = why.unwrap_or("there is no NodeProfile of that name");
             return Err(does_not_fit(format!("spec.rank0 is {name}, but {why}")));
         }
-        let context_length = self.skeleton.context_length;
-        let question = Question::new(
-            &world.model,
-            self.resolved,
-            candidates,
-            context_length,
-            urgent,
-        );
-        match state.answer_to(&question.fingerprint) {
+        match state.answer_to(fingerprint) {
             Some(answer) => match &answer.plan {
                 Ok(plan) => Ok(PlannedWindows::planned(plan)),
                 Err(message) => Err(does_not_fit(message.clone())),
             },
-            None => Err(DecisionKind::Ask(Box::new(question))),
+            None => Err(DecisionKind::Ask(Box::new(Question::new(
+                fingerprint,
+                &world.model,
+                self.resolved,
+                candidates,
+                self.skeleton.context_length,
+                urgent,
+            )))),
         }
     }
 

@@ -18,7 +18,9 @@ use kube::ResourceExt;
 use prima_crds::v1alpha1::model::Model;
 use prima_crds::v1alpha1::ring_plan::{RingMember, RingPlanSpec};
 
-use super::{AwaitedRoom, Case, DecisionKind, PlannedWindows, State, is_much_faster, memory};
+use super::{
+    AwaitedRoom, Case, DecisionKind, PlannedWindows, State, is_much_faster, memory, question,
+};
 use crate::condition::find;
 use crate::model_controller::candidates::Candidates;
 use crate::model_controller::dereference::{OtherModel, World};
@@ -90,7 +92,9 @@ impl<'a> Case<'a> {
         state: &State,
         urgent: bool,
     ) -> Result<Option<PlannedWindows>, DecisionKind> {
-        match self.best(&self.machines_without(gone), state, urgent) {
+        let machines = self.machines_without(gone);
+        let fingerprint = question::fingerprint(&self.world.model, self.resolved, &machines);
+        match self.best_of(&machines, &fingerprint, state, urgent) {
             Ok(windows) => Ok(Some(windows)),
             Err(DecisionKind::NoPlace { .. }) => Ok(None),
             Err(kind) => Err(kind),

@@ -35,6 +35,7 @@ pub struct Answer {
 
 impl Question {
     pub fn new(
+        fingerprint: &str,
         model: &Model,
         resolved: &ResolvedModel,
         candidates: &Candidates,
@@ -42,7 +43,7 @@ impl Question {
         urgent: bool,
     ) -> Self {
         Self {
-            fingerprint: fingerprint(model, resolved, candidates),
+            fingerprint: fingerprint.to_owned(),
             urgent,
             profile: ModelProfile::new(&model.name_any(), resolved.profile.clone()),
             machines: candidates.profiles.clone(),
