@@ -2,23 +2,21 @@
 
 use prima_crds::v1alpha1::ring_plan::MemberState;
 use prima_tests::api_server::Backend;
+use prima_tests::declared_machines::DeclaredMachines;
 use prima_tests::operator::Operator;
 use prima_tests::wait_until;
 use serde_json::{Value, json};
 
 use crate::harness::{MACHINES, Test, model};
 
+const ALIKE: [(&str, i64); 3] = [("desk", 9), ("laptop", 9), ("pi4", 9)];
+
 #[test]
 fn a_cordoned_machine_is_planned_around_while_it_still_answers() {
     let test = Test::start(Backend::Etcd);
-    let _machines = test.machines(&[("desk", 9), ("laptop", 9), ("pi4", 9)]);
     let node = "{apiVersion: v1, kind: Node, metadata: {name: laptop}}";
     test.api.apply(node).expect("a Node");
-    let operator = Operator::start(&test.api, "one");
-    test.api
-        .apply(&model("made-up", "rank0: laptop"))
-        .expect("a model");
-    test.wait_for("model/made-up", "Ready", "True", &operator);
+    let (_machines, operator) = ring_with_laptop(&test);
     test.patch("model/made-up", r#"{"spec":{"rank0":null}}"#);
     let laptop = || test.node("made-up", "laptop").expect("what is said of it");
     assert_eq!(laptop()["inRing"], true);
@@ -40,12 +38,7 @@ fn a_cordoned_machine_is_planned_around_while_it_still_answers() {
 #[test]
 fn a_machine_whose_agent_ends_is_planned_around_if_it_can_be() {
     let test = Test::start(Backend::Etcd);
-    let machines = test.machines(&[("desk", 9), ("laptop", 9), ("pi4", 9)]);
-    let operator = Operator::start(&test.api, "one");
-    test.api
-        .apply(&model("made-up", "rank0: laptop"))
-        .expect("a model");
-    test.wait_for("model/made-up", "Ready", "True", &operator);
+    let (machines, operator) = ring_with_laptop(&test);
     let laptop = || test.node("made-up", "laptop").expect("what is said of it");
     let reason = || test.condition("nodeprofile/laptop", "Ready").1;
 
@@ -73,13 +66,7 @@ fn a_machine_whose_agent_ends_is_planned_around_if_it_can_be() {
 #[test]
 fn a_lost_machine_is_replaced_and_said_to_be_lost() {
     let test = Test::start(Backend::Etcd);
-    let machines = test.machines(&[("desk", 9), ("laptop", 9), ("pi4", 9)]);
-    let operator = Operator::start(&test.api, "one");
-    // Rank 0 is set, so that the test knows which machine to lose.
-    test.api
-        .apply(&model("made-up", "rank0: laptop"))
-        .expect("a model");
-    test.wait_for("model/made-up", "Ready", "True", &operator);
+    let (machines, operator) = ring_with_laptop(&test);
     assert_eq!(
         test.object("ringplan/made-up-1")["spec"]["members"][0]["name"],
         "laptop"
@@ -242,7 +229,7 @@ fn machines_that_are_out_say_why() {
 #[test]
 fn agents_of_the_next_version_do_not_blind_the_operator() {
     let test = Test::start(Backend::Etcd);
-    let _machines = test.machines(&[("desk", 9), ("laptop", 9), ("pi4", 9)]);
+    let _machines = test.machines(&ALIKE);
     // As the next version's chart has it: a field more, and a system more.
     let status = "/spec/versions/0/schema/openAPIV3Schema/properties/status/properties";
     let added = json!([
@@ -278,4 +265,15 @@ fn agents_of_the_next_version_do_not_blind_the_operator() {
     says("laptop", r#"{"status":{"cpu":{"next":"next"}}}"#);
     test.api.apply(&only_on("laptop")).expect("a model");
     test.wait_for("model/on-laptop", "Ready", "True", &operator);
+}
+
+/// Machines that are alike, and a ready ring whose rank 0 is set, so that a test knows one machine of it.
+fn ring_with_laptop(test: &Test) -> (DeclaredMachines, Operator) {
+    let machines = test.machines(&ALIKE);
+    let operator = Operator::start(&test.api, "one");
+    test.api
+        .apply(&model("made-up", "rank0: laptop"))
+        .expect("a model");
+    test.wait_for("model/made-up", "Ready", "True", &operator);
+    (machines, operator)
 }
