@@ -28,7 +28,7 @@ test: ## Run the tests whose inputs changed since they passed here (FRESH=1: all
 lint: ## Formatting, clippy, and cargo-deny (dependency directions, licenses, sources; known vulnerabilities, where GitHub can be reached)
 	cargo fmt --all --check
 	@! git grep -nE 'fn [a-z0-9_]{60,}\(' -- '*.rs' || { echo 'a name of 60 letters or more is read twice: shorten it'; exit 1; }
-	$(WITH) cargo clippy --workspace --all-targets --locked -- -D warnings
+	$(WITH) cargo clippy --workspace --all-targets --features prima-fuzz/targets --locked -- -D warnings
 	cargo fetch --locked
 	tools=$$(tests/tool.sh cargo-deny 0.20.2 --no-default-features) && export PATH="$$tools:$$PATH" && \
 	cargo deny --offline --locked check --hide-inclusion-graph bans licenses sources && \

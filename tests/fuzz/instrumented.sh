@@ -9,7 +9,7 @@ for argument; do
 done
 case $name in
 prima_gguf | prima_model | prima_node_agent | prima_text | prima_weights)
-    exec "$@" --cfg=fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+    exec "$@" -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
         -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
         -Cllvm-args=-sanitizer-coverage-trace-compares
     ;;

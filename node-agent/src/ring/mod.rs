@@ -27,7 +27,6 @@ mod wire;
 mod worker;
 
 /// What `tests/fuzz` gives frames to.
-#[cfg(fuzzing)]
 pub mod fuzzed {
     pub use super::frame::Operation;
     pub use super::schedule::Schedule;

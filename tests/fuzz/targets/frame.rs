@@ -71,10 +71,11 @@ fn frames(rank: usize, messages: &[u8]) {
             assert!(activation.output_rows <= activation.rows);
         }
         // Resets that came home are taken before the table.
-        if frame.round < schedule.stages() && table.admit(&frame).is_ok() {
-            if let Operation::Activation(activation) = &frame.operation {
-                assert!(activation.first_position + activation.rows <= CONTEXT);
-            }
+        if frame.round < schedule.stages()
+            && table.admit(&frame).is_ok()
+            && let Operation::Activation(activation) = &frame.operation
+        {
+            assert!(activation.first_position + activation.rows <= CONTEXT);
         }
         let sent = frame_to_proto(frame, &limits).expect("no tokens");
         assert!(
