@@ -1,0 +1,210 @@
+//! Several tokens for one trip round the ring: what the text repeats, what a form leaves no choice of, and what a draft model guesses.
+
+use prima_crds::v1alpha1::ring_plan::DRAFTED_ROWS;
+
+use super::*;
+
+#[test]
+fn a_text_that_repeats_takes_fewer_trips_than_tokens() {
+    let trips = |speculate, prompt: &[u32]| {
+        let shape = Shape { speculate, ..SMALL };
+        let mut world = World::new(shape);
+        world.submit(1, prompt, 1, 200, 0);
+        let mut trips = 0;
+        while world.step(1) {
+            trips += 1;
+        }
+        world.is_quiet();
+        (trips, world.finished[&1].choices[0].0.len())
+    };
+    let long = long_prompts();
+    let with_drafts = long.take(8).map(|prompt| {
+        assert_eq!(trips(false, &prompt), (200, 200));
+        let (drafting, tokens) = trips(true, &prompt);
+        assert_eq!(tokens, 200);
+        drafting
+    });
+    let with_drafts: Vec<usize> = with_drafts.collect();
+    assert!(
+        with_drafts.iter().sum::<usize>() < 8 * 150,
+        "{with_drafts:?}"
+    );
+}
+
+#[test]
+fn tokens_that_a_form_forces_take_no_trips() {
+    let trips = |speculate, seed| {
+        let mut world = World::new(Shape { speculate, ..SMALL });
+        world.form = Form::Runs;
+        world.submit(1, &tokens(seed, 30), 1, 60, 0);
+        let mut trips = 0;
+        while world.step(1) {
+            trips += 1;
+        }
+        world.is_quiet();
+        (trips, world.finished[&1].choices[0].0.clone())
+    };
+    let mut saved = 0;
+    for seed in 0..20 {
+        let (one_by_one, answer) = trips(false, seed);
+        let (jumping, same) = trips(true, seed);
+        assert_eq!(answer, same);
+        let forced = answer.windows(2).filter(|pair| pair[0] % RUN < FORCED);
+        let least = one_by_one - forced.count();
+        assert!(jumping <= least, "{jumping} {least} {answer:?}");
+        saved += one_by_one - jumping;
+    }
+    assert!(saved > 100, "{saved}");
+}
+
+#[test]
+fn drafts_of_all_together_have_few_rows() {
+    let mut world = World::new(Shape {
+        members: 8,
+        at_once: 8,
+        contexts: 2,
+        ..SMALL
+    });
+    world.form = Form::Circle;
+    for id in 0..8 {
+        world.submit(id, &tokens(id, 20), 1, 100, 0);
+    }
+    world.run();
+    world.is_quiet();
+    assert_eq!(world.most_drafted, DRAFTED_ROWS);
+}
+
+#[test]
+fn a_draft_takes_nobodys_room() {
+    let mut world = World::new(SMALL);
+    // All ten blocks: the draft would need an eleventh.
+    let text = tokens(3, 20).repeat(32)[..639].to_vec();
+    world.ask(1, &text, 500);
+    assert_eq!(world.drafted, 0);
+}
+
+#[test]
+fn a_draft_model_brings_several_tokens_a_trip() {
+    let trips = |draft_model| {
+        let shape = Shape {
+            draft_model,
+            ..SMALL
+        };
+        let mut total = 0;
+        for seed in 0..20 {
+            let mut world = World::new(shape);
+            world.submit(1, &tokens(seed, 30), 1, 100, 0);
+            while !world.ring.flying().is_empty() || world.guesses() {
+                total += usize::from(world.step(1));
+                while world.guesses() {}
+            }
+            world.is_quiet();
+        }
+        total
+    };
+    let (without, with) = (trips(false), trips(true));
+    assert!(3 * with < 2 * without, "{with} and {without} trips");
+}
+
+#[test]
+fn a_draft_model_that_is_gone_is_not_waited_for() {
+    let shape = Shape {
+        draft_model: true,
+        ..SMALL
+    };
+    let mut world = World::new(shape);
+    let prompt = long_prompts().next().unwrap();
+    world.submit(1, &prompt, 1, 100, 0);
+    world.until_somebody_waits_for_a_guess();
+    assert!(matches!(
+        world.asked.front(),
+        Some(Action::Guess { count: 1.., .. })
+    ));
+    world.asked.clear();
+    world.tell(Event::NoMoreGuesses, &[]);
+    world.run();
+    world.is_quiet();
+    assert!(world.asked.is_empty());
+}
+
+#[test]
+fn a_draft_model_is_told_whose_a_text_is() {
+    let shape = Shape {
+        draft_model: true,
+        ..SMALL
+    };
+    let mut world = World::new(shape);
+    for keyspace in [7, 8] {
+        let id = keyspace;
+        world.submit(id, &tokens(id, 100), 1, 5, keyspace);
+        let asked = world.asked.front();
+        assert!(matches!(asked, Some(Action::Guess { keyspace: own, .. }) if *own == keyspace));
+        world.run();
+    }
+    world.is_quiet();
+}
+
+#[test]
+fn a_branch_leaves_the_draft_behind() {
+    let mut world = World::new(SMALL);
+    let prompt = long_prompts().next().unwrap();
+    world.submit(1, &prompt, 1, 200, 0);
+    let drafted = |world: &World| {
+        let sequence = &world.scheduler.requests[&1].sequences[0];
+        sequence.speculation.drafted().len() > 0
+    };
+    while !drafted(&world) {
+        world.step(1);
+    }
+    let so_far = world.clients[&1].next_turn(&[3, 1, 2]);
+    world.submit(2, &so_far, 1, 20, 0);
+    world.run();
+    world.is_quiet();
+    assert_eq!(world.finished[&2].cached, Some(so_far.len() - 3));
+}
+
+#[test]
+fn a_guess_that_is_late_is_not_waited_for() {
+    let shape = Shape {
+        draft_model: true,
+        ..SMALL
+    };
+    let mut world = World::new(shape);
+    let prompt = long_prompts().next().unwrap();
+    world.submit(1, &prompt, 1, 100, 0);
+    world.until_somebody_waits_for_a_guess();
+    world.ticks_after(3);
+    assert!(!world.ring.flying().is_empty());
+    world.run();
+    world.is_quiet();
+}
+
+#[test]
+fn a_guess_for_one_that_was_set_aside_is_not_sent() {
+    let shape = Shape {
+        at_once: 2,
+        contexts: 2,
+        draft_model: true,
+        ..SMALL
+    };
+    let mut world = World::new(shape);
+    let long = long_prompts();
+    for (id, prompt) in (1..=2).zip(long) {
+        world.submit(id, &prompt, 1, 200, 0);
+    }
+    let waits = |world: &World| {
+        let asked = world.scheduler.asked.as_ref();
+        asked.is_some_and(|asked| asked.id == (2, 0) && asked.waits)
+    };
+    let mut steps = 0;
+    while !waits(&world) {
+        world.step(steps);
+        steps += 1;
+    }
+    // Another client's request takes its place, and leaves it before the guess comes.
+    world.submit(3, &tokens(99, 40), 1, 5, 1);
+    assert!(!waits(&world));
+    world.cancel(3);
+    world.run();
+    world.is_quiet();
+}

@@ -1,0 +1,116 @@
+//! What was computed for a text serves every text that begins alike: which parts are kept, for whom, and for how long.
+
+use super::*;
+
+#[test]
+fn the_next_turn_computes_only_what_is_new() {
+    let mut world = World::new(SMALL);
+    let first = world.ask(1, &tokens(1, 200), 30);
+    assert_eq!(first.cached, Some(0));
+    let second = world.ask(2, &first.next_turn(&tokens(2, 20)), 30);
+    // An answer that reached its limit: its last token never went round.
+    let answer = &first.choices[0].0;
+    let computed = answer.len() - usize::from(answer.len() == 30);
+    assert_eq!(second.cached, Some(200 + computed));
+    let third = world.ask(3, &second.next_turn(&[]), 5);
+    assert!(third.cached >= Some(second.prompt.len()));
+}
+
+#[test]
+fn the_same_prompt_again_computes_one_token() {
+    let mut world = World::new(SMALL);
+    let prompt = tokens(1, 130);
+    world.ask(1, &prompt, 3);
+    assert_eq!(world.ask(2, &prompt, 3).cached, Some(129));
+}
+
+#[test]
+fn an_edit_uses_what_comes_before_and_leaves_the_old_text() {
+    let mut world = World::new(SMALL);
+    let old = tokens(1, 300);
+    world.ask(1, &old, 1);
+    let mut edited = old.clone();
+    edited[100] = edited[100] % 39 + 1;
+    assert_eq!(world.ask(2, &edited, 1).cached, Some(100));
+    assert_eq!(world.ask(3, &old, 1).cached, Some(299));
+    assert_eq!(world.ask(4, &edited, 1).cached, Some(299));
+}
+
+#[test]
+fn a_prompt_under_way_is_used_by_the_next_request() {
+    let mut world = World::new(SMALL);
+    let system = tokens(1, 256);
+    let with = |end| [system.clone(), tokens(end, 10)].concat();
+    world.submit(1, &with(2), 1, 1, 0);
+    world.submit(2, &with(3), 1, 1, 0);
+    world.run();
+    world.is_quiet();
+    assert_eq!(world.finished[&2].cached, Some(256));
+}
+
+#[test]
+fn nothing_is_shared_between_key_spaces() {
+    let mut world = World::new(SMALL);
+    let prompt = tokens(1, 200);
+    world.submit(1, &prompt, 1, 1, 7);
+    world.run();
+    world.submit(2, &prompt, 1, 1, 8);
+    world.run();
+    assert_eq!(world.finished[&2].cached, Some(0));
+    world.submit(3, &prompt, 1, 1, 7);
+    world.run();
+    assert_eq!(world.finished[&3].cached, Some(199));
+    world.is_quiet();
+}
+
+#[test]
+fn a_small_request_costs_a_long_conversation_only_its_tail() {
+    let mut world = World::new(SMALL);
+    let long = tokens(1, 630);
+    world.ask(1, &long, 1);
+    world.ask(2, &tokens(2, 60), 1);
+    // Ten blocks in all, of which the small request took one.
+    assert_eq!(world.ask(3, &long, 1).cached, Some(576));
+}
+
+#[test]
+fn the_least_recently_used_goes_first() {
+    let mut world = World::new(SMALL);
+    let [a, b, c] = [1, 2, 3].map(|seed| tokens(seed, 256));
+    for (id, prompt) in [(1, &a), (2, &b), (3, &a), (4, &c)] {
+        world.now += Duration::from_secs(1);
+        world.ask(id, prompt, 1);
+    }
+    assert_eq!(world.ask(5, &a, 1).cached, Some(255));
+    assert_eq!(world.ask(6, &c, 1).cached, Some(255));
+    assert!(world.ask(7, &b, 1).cached < Some(255));
+}
+
+#[test]
+fn a_conversation_is_forgotten_after_an_hour() {
+    let mut world = World::new(SMALL);
+    world.ask(1, &tokens(1, 100), 1);
+    assert!(!world.scheduler.holds_nothing());
+    world.now += KEPT_FOR + Duration::from_secs(1);
+    world.tell(Event::Tick, &[]);
+    assert!(!world.scheduler.holds_nothing(), "it is still on its way");
+    world.run();
+    assert!(world.scheduler.holds_nothing());
+    assert_eq!(
+        (world.ring.sessions(), world.scheduler.kv().used_positions),
+        (0, 0)
+    );
+}
+
+#[test]
+fn a_window_is_gone_back_by_as_far_as_it_is_kept() {
+    let mut world = World::new(Shape {
+        window: Some(64),
+        ..SMALL
+    });
+    let text = tokens(1, 400);
+    world.ask(1, &text, 1);
+    let changed = |at: usize| [&text[..at], &tokens(9, 20)].concat();
+    assert_eq!(world.ask(2, &changed(350), 1).cached, Some(350));
+    assert_eq!(world.ask(3, &changed(100), 1).cached, Some(0));
+}
