@@ -1,0 +1,69 @@
+//! When the planner is asked, and for how long its answer counts.
+
+use prima_crds::v1alpha1::node_profile::NodeProfile;
+
+use super::*;
+use crate::model_controller::test_world::{machine, profile, world};
+
+#[test]
+fn a_broken_ring_goes_on_until_the_planner_answers() {
+    let desk = [machine("desk")];
+    let first = world(&desk, &[]);
+    let (decision, state) = decide(&first, &State::default(), Instant::now());
+    let DecisionKind::Ask(question) = decision.kind else {
+        panic!("nobody is asked");
+    };
+    assert!(!question.urgent);
+    assert!(state.answers.is_empty());
+
+    let mut plan = RingPlan::clone(&written(decided(&first)));
+    plan.spec.context_length += 1;
+    let (decision, _) = decide(
+        &world(&desk, &[Arc::new(plan)]),
+        &State::default(),
+        Instant::now(),
+    );
+    let DecisionKind::Ask(question) = decision.kind else {
+        panic!("nobody is asked");
+    };
+    assert!(question.urgent);
+    assert!(decision.out.is_empty(), "its machine is in the ring");
+}
+
+#[test]
+fn an_answer_counts_while_the_world_is_as_it_was() {
+    let there = world(&[machine("desk")], &[]);
+    let mut state = State::default();
+    decided_with(&there, &mut state, Instant::now());
+    let asks = |world: &World| {
+        matches!(
+            decide(world, &state, Instant::now()).0.kind,
+            DecisionKind::Ask(_)
+        )
+    };
+    assert!(!asks(&there));
+    let changed = |change: fn(&mut NodeProfile)| {
+        let mut desk = machine("desk");
+        change(profile(&mut desk));
+        world(&[desk], &[])
+    };
+    assert!(asks(&changed(
+        |profile| profile.spec.disk_allowed = Some(false)
+    )));
+    assert!(asks(&changed(|profile| {
+        let memory = &mut profile.status.as_mut().unwrap().memory;
+        memory.available_bytes -= memory.total_bytes / 10;
+    })));
+    assert!(asks(&changed(|profile| {
+        profile.status.as_mut().unwrap().links[0].latency_nanoseconds *= 2;
+    })));
+    assert!(!asks(&changed(|profile| {
+        profile.status.as_mut().unwrap().links[0].latency_nanoseconds += 1;
+    })));
+    let mut another = world(&[machine("desk")], &[]);
+    Arc::get_mut(&mut another.model)
+        .unwrap()
+        .spec
+        .context_length = Some(100);
+    assert!(asks(&another));
+}

@@ -1,0 +1,182 @@
+//! Memory, ports and quotas: what a ring takes, and where there is none left.
+
+use prima_crds::v1alpha1::node_profile::NodeProfile;
+use serde_json::json;
+
+use super::*;
+use crate::model_controller::decide::memory::{could_do, fits_beside};
+use crate::model_controller::decide::ports::{SLOTS, free_slot, http};
+use crate::model_controller::test_world::{GIB, gpu, machine, model, profile, ring, world};
+
+#[test]
+fn a_ring_fits_beside_another_but_for_layers_that_both_have() {
+    let (_, resolved) = model();
+    let mut desk = machine("desk");
+    let status = profile(&mut desk).status.as_mut().unwrap();
+    status.memory.available_bytes = 8 * GIB;
+    status.gpus = vec![gpu(6 * GIB)];
+    let candidates = Candidates {
+        profiles: vec![profile(&mut desk).clone()],
+        ..Candidates::default()
+    };
+    let fits = |new: &Arc<RingPlan>, old: &Arc<RingPlan>| {
+        fits_beside(
+            &new.spec,
+            std::slice::from_ref(old),
+            &candidates,
+            &resolved.profile,
+        )
+    };
+    let new = ring(&[(0, 4)], 4 * GIB, 0);
+    assert!(fits(&new, &ring(&[(4, 8)], 4 * GIB, 0)), "just");
+    assert!(
+        !fits(&new, &ring(&[(4, 8)], 4 * GIB + 1, 0)),
+        "a byte too much"
+    );
+    assert!(
+        fits(&new, &ring(&[(0, 2), (2, 4)], 8 * GIB, 0)),
+        "the same layers"
+    );
+    assert!(!fits(&new, &ring(&[(0, 2), (2, 4)], 8 * GIB + 1, 0)));
+    assert!(
+        !fits(&new, &ring(&[(3, 8)], 5 * GIB + 1, 0)),
+        "one layer is the same"
+    );
+    assert!(fits(&new, &ring(&[(3, 8)], 5 * GIB, 0)));
+    // A GPU holds both rings in full.
+    let new = ring(&[(0, 4)], 0, 3 * GIB);
+    assert!(fits(&new, &ring(&[(0, 4)], 0, 3 * GIB)));
+    assert!(!fits(&new, &ring(&[(0, 4)], 0, 3 * GIB + 1)));
+    assert!(fits(&ring(&[(0, 4)], 0, 0), &ring(&[(0, 4)], 0, 9 * GIB)));
+}
+
+#[test]
+fn ports_are_used_once_and_end_some_time() {
+    let with_port = |slot: i32| {
+        let mut plan = RingPlan::clone(&ring(&[(0, 8)], 0, 0));
+        plan.spec.http_port = Some(http(slot));
+        Arc::new(plan)
+    };
+    let mut there = world(&[], &[with_port(0)]);
+    assert_eq!(free_slot(&there), Some(1));
+    there.others = (1..SLOTS)
+        .filter(|slot| *slot != 7)
+        .map(with_port)
+        .collect();
+    assert_eq!(free_slot(&there), Some(7));
+    there.others.push(with_port(7));
+    assert_eq!(free_slot(&there), None);
+    // A plan without ports takes none.
+    there.plans = vec![ring(&[(0, 8)], 0, 0)];
+    assert_eq!(free_slot(&there), Some(0));
+}
+
+#[test]
+fn without_ports_or_room_it_says_so_and_a_working_ring_goes_on() {
+    let desk = [machine("desk")];
+    let with_port = |slot: i32| {
+        let mut plan = RingPlan::clone(&ring(&[(0, 8)], 0, 0));
+        plan.spec.http_port = Some(http(slot));
+        plan.spec.members.clear();
+        Arc::new(plan)
+    };
+    let mut there = world(&desk, &[]);
+    there.others = (0..SLOTS).map(with_port).collect();
+    let decision = decided(&there);
+    let (reason, message) = impossible(&decision);
+    assert_eq!(reason, "NoPorts");
+    assert!(message.contains("200 ring ports"), "{message}");
+
+    let mut plan = RingPlan::clone(&written(decided(&world(&desk, &[]))));
+    plan.spec.predicted = speed(i64::MAX / 1000);
+    there.plans = vec![Arc::new(plan)];
+    assert!(matches!(decided_later(&there).kind, DecisionKind::Keep(_)));
+
+    let mut desk = machine("desk");
+    let owner = &mut profile(&mut desk).spec;
+    owner.memory_cap_bytes = Some(1);
+    owner.disk_allowed = Some(false);
+    assert_eq!(impossible(&decided(&world(&[desk], &[]))).0, "DoesNotFit");
+}
+
+#[test]
+fn a_quota_refuses_a_new_ring_and_ends_none() {
+    let desk = [machine("desk")];
+    let mut there = world(&desk, &[]);
+    Arc::get_mut(&mut there.model).unwrap().metadata.namespace = Some("kids".to_owned());
+    let quota =
+        json!({"metadata": {"name": "home"}, "spec": {"hard": {"prima.dev/memory": "1Gi"}}});
+    there.quotas = vec![Arc::new(serde_json::from_value(quota).unwrap())];
+    let decision = decided(&there);
+    let (reason, message) = impossible(&decision);
+    assert_eq!(reason, "OverQuota");
+    assert!(message.contains("may take 1.0 GiB"), "{message}");
+
+    // One that runs goes on, but has to stay as it is.
+    let quotas = std::mem::take(&mut there.quotas);
+    let plan = written(decided(&there));
+    there.plans = vec![plan];
+    there.quotas = quotas;
+    assert!(matches!(decided_later(&there).kind, DecisionKind::Keep(_)));
+    let model = Arc::get_mut(&mut there.model).unwrap();
+    model.spec.context_length = Some(128);
+    assert_eq!(impossible(&decided(&there)).0, "OverQuota");
+}
+
+#[test]
+fn only_the_namespaces_own_models_count_for_its_quota() {
+    let desk = [machine("desk")];
+    let mut there = world(&desk, &[]);
+    Arc::get_mut(&mut there.model).unwrap().metadata.namespace = Some("kids".to_owned());
+    let needed = written(decided(&there)).spec.members[0]
+        .memory_bytes
+        .unwrap();
+    let hard = json!({"prima.dev/memory": (needed + GIB).to_string()});
+    let quota = json!({"metadata": {"name": "home"}, "spec": {"hard": hard}});
+    there.quotas = vec![Arc::new(serde_json::from_value(quota).unwrap())];
+    // On a machine that is not there any more, so that it takes nothing of the other one.
+    let mut other = RingPlan::clone(&ring(&[(0, 8)], 2 * GIB, 0));
+    other.spec.members[0].name = "gone".to_owned();
+    other.metadata.namespace = Some("parents".to_owned());
+    there.others = vec![Arc::new(other.clone())];
+    assert!(matches!(decided(&there).kind, DecisionKind::New { .. }));
+    other.metadata.namespace = Some("kids".to_owned());
+    there.others = vec![Arc::new(other)];
+    assert_eq!(impossible(&decided(&there)).0, "OverQuota");
+}
+
+#[test]
+fn a_machine_goes_on_elsewhere_only_with_what_it_needs() {
+    let (_, resolved) = model();
+    let yaml = include_str!("../../../../../crds/tests/node-profile.yaml");
+    let mut profile = NodeProfile::from_yaml("node-profile.yaml", yaml).unwrap();
+    let status = profile.status.as_mut().unwrap();
+    status.memory.available_bytes = 5 * GIB;
+    status.gpus.clear();
+    assert!(could_do(&profile, &member(), &resolved.profile));
+
+    let mut reserved = profile.clone();
+    reserved.spec.reserved_memory_bytes = Some(2 * GIB);
+    assert!(!could_do(&reserved, &member(), &resolved.profile));
+    let mut capped = profile.clone();
+    capped.spec.memory_cap_bytes = Some(3 * GIB);
+    assert!(!could_do(&capped, &member(), &resolved.profile));
+
+    let on_gpu = RingMember {
+        gpu_memory_bytes: Some(GIB),
+        ..member()
+    };
+    assert!(
+        !could_do(&profile, &on_gpu, &resolved.profile),
+        "there is no GPU any more"
+    );
+
+    let streamed = RingMember {
+        memory_bytes: Some(8 * GIB),
+        read_bytes_per_token: Some(4 * GIB),
+        ..member()
+    };
+    assert!(could_do(&profile, &streamed, &resolved.profile));
+    profile.spec.disk_allowed = Some(false);
+    assert!(!could_do(&profile, &streamed, &resolved.profile));
+}
