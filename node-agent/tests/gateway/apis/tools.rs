@@ -1,0 +1,140 @@
+//! How models are told of tools, and what their calls are held to.
+
+use serde_json::{Value, json};
+
+use super::{TEMPLATE, accepted, may_begin, question, tool};
+use crate::client::post;
+use crate::server::{Server, options, text};
+
+#[tokio::test]
+async fn tools_are_told_in_words_where_no_form_is_known() {
+    let messages =
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}|{% endfor %}";
+    // The second is of DeepSeek's distilled models: it shows calls, and tells of no tools.
+    for told in [
+        "{{ tools | tojson }}",
+        "{# <\u{FF5C}tool\u{2581}sep\u{FF5C}> #}",
+    ] {
+        let template = format!("{told}{messages}");
+        let mut server = Server::start_with(options(), Some(text(Some(&template)))).await;
+        let tool = json!({"type": "function", "function": {"name": "f"}});
+        let body = json!({"messages": question(), "tools": [tool], "tool_choice": "required"});
+        let accepted = accepted(&mut server, "/v1/chat/completions", &body).await;
+        let prompt = accepted.prompt();
+        assert!(
+            prompt.contains("system: You may call one or more functions"),
+            "{prompt}"
+        );
+        assert!(prompt.contains("<tool_call>"), "{prompt}");
+        // It is held to what it is told.
+        let call = "<tool_call>\n{\"name\": \"f\"";
+        assert!(may_begin(&accepted, call), "{told}");
+    }
+}
+
+/// Tools that run at OpenAI's or Anthropic's.
+#[tokio::test]
+async fn tools_of_other_kinds_are_left_out() {
+    let mut server = Server::start_with(options(), Some(text(Some(TEMPLATE)))).await;
+    for (route, body) in [
+        (
+            "/v1/messages",
+            json!({"max_tokens": 9, "messages": question(), "tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+        ),
+        (
+            "/v1/responses",
+            json!({"input": "u", "tools": [{"type": "web_search"}]}),
+        ),
+    ] {
+        let prompt = accepted(&mut server, route, &body).await.prompt();
+        assert!(!prompt.contains("web_search"), "{route}: {prompt}");
+    }
+}
+
+#[tokio::test]
+async fn one_tool_that_cannot_be_held_frees_no_other() {
+    let tool = |name: &str, strict: bool, parameters: &Value| json!({"type": "function", "function": {"name": name, "strict": strict, "parameters": parameters}});
+    let days = json!({"type": "object", "properties": {"days": {"type": "integer"}}});
+    // What no form of calls can be held to, and what JSON cannot.
+    let least = json!({"type": "object", "minProperties": 1});
+    let expression =
+        json!({"type": "object", "properties": {"days": {"type": "string", "format": "regex"}}});
+    type CallText = fn(&str, &str) -> String;
+    let by_name: CallText = |name, value| {
+        format!("<tool_call>\n<function={name}>\n<parameter=days>\n{value}\n</parameter>\n")
+    };
+    let as_json: CallText = |name, value| {
+        format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{\"days\": {value}")
+    };
+    let forms = [
+        ("<tool_call><function=", by_name, &least, "`minProperties`"),
+        ("<tool_call>", as_json, &expression, "`format`"),
+    ];
+    for (marks, call, other, named) in forms {
+        let template = format!("{{{{ tools | tojson }}}}{{# {marks} #}}");
+        let mut server = Server::start_with(options(), Some(text(Some(&template)))).await;
+        let tools = |strict| json!([tool("f", false, &days), tool("g", strict, other)]);
+        let body = json!({"messages": question(), "tools": tools(false)});
+        let accepted = accepted(&mut server, "/v1/chat/completions", &body).await;
+        let allowed = |call: &str| may_begin(&accepted, call);
+        assert!(allowed(&call("f", "3")), "{marks}");
+        assert!(!allowed(&call("f", "\"three")), "{marks}");
+        assert!(allowed(&call("g", "\"three")), "{marks}");
+        let body = json!({"messages": question(), "tools": tools(true)});
+        let reply = post("/v1/chat/completions", &body)
+            .send(server.address)
+            .await;
+        assert_eq!(reply.status, 400);
+        let error = reply.json().await["error"].take();
+        assert!(
+            error["message"].as_str().unwrap().contains(named),
+            "{error}"
+        );
+    }
+}
+
+/// Its arguments are held to the tool's schema; what the text would have to be does not matter.
+#[tokio::test]
+async fn a_call_that_must_come_needs_no_form_of_the_text() {
+    let mut server = Server::start_with(options(), Some(text(Some(TEMPLATE)))).await;
+    let form = json!({"type": "json_schema", "json_schema": {"schema": {"type": "array"}}});
+    let mut body = json!({"messages": question(), "tools": [tool()], "response_format": form});
+    body["tool_choice"] = "required".into();
+    let accepted = accepted(&mut server, "/v1/chat/completions", &body).await;
+    let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {";
+    assert!(may_begin(&accepted, call));
+}
+
+#[tokio::test]
+async fn a_strict_schema_that_cannot_be_kept_to_is_named() {
+    let server = Server::start_with(options(), Some(text(Some(TEMPLATE)))).await;
+    let schema =
+        json!({"type": "object", "properties": {"a": {"type": "string", "format": "regex"}}});
+    let tool = json!({"type": "function", "function": {"name": "f", "strict": true, "parameters": schema}});
+    let body = json!({"messages": question(), "tools": [tool]});
+    let reply = post("/v1/chat/completions", &body)
+        .send(server.address)
+        .await;
+    assert_eq!(reply.status, 400);
+    let message = "tools: answers cannot be held to the `format` regex";
+    assert_eq!(reply.json().await["error"]["message"], message);
+}
+
+#[tokio::test]
+async fn calls_that_came_together_go_back_one_by_one() {
+    let template = "{% for message in messages %}{{ message.thinking }}\
+        {% for call in message.tool_calls %}{{ call.id }}{% endfor %}{{ message.content }}|{% endfor %}\
+        {# <|channel|>analysis<|message|> tools #}";
+    let mut server = Server::start_with(options(), Some(text(Some(template)))).await;
+    let call = |id: &str| json!({"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let result =
+        |id: &str, text: &str| json!({"role": "tool", "tool_call_id": id, "content": text});
+    let body = json!({"messages": [
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "reasoning_content": "hm", "tool_calls": [call("1"), call("2"), call("3")]},
+        result("2", "r2"), result("1", "r1"), result("4", "r4"),
+        {"role": "user", "content": "v"},
+    ]});
+    let accepted = accepted(&mut server, "/v1/chat/completions", &body).await;
+    assert_eq!(accepted.prompt(), "u|hm1|r1|2|r2|3|r4|v|");
+}
