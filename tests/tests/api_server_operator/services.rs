@@ -100,8 +100,10 @@ fn an_api_key_comes_from_a_secret_and_no_ring_runs_without_it() {
     wait_until("no ring runs without keys", || {
         test.names("ringplans").is_empty()
     });
-    let (_, reason, _) = test.condition("model/made-up", "Ready");
-    assert_eq!(reason, "NoApiKey");
+    // The status is written after the ring has ended.
+    wait_until("it says so", || {
+        test.condition("model/made-up", "Ready").1 == "NoApiKey"
+    });
     // It is noticed that they are there again.
     secret("key: close-sesame");
     test.wait_for("model/made-up", "Ready", "True", &operator);
