@@ -306,19 +306,22 @@ impl<P: Place> Stage<P> {
     fn delete(&self, model: &str) {
         let deleted = self.place.api().kubectl(&["delete", "model", model]);
         deleted.expect("deleted");
-        self.place.collect_garbage(model);
     }
 
-    /// What there is of a Model that was deleted: members, whosever they are, or else objects.
+    /// What there is of a Model that was deleted: members, whosever they are, or else objects. These are collected at each look, as a cluster
+    /// does: an operator that was at work on the Model may have written some after it was gone.
     fn left_behind(&self, model: &str) -> Vec<String> {
-        let members = self.place.members();
-        if members > 0 {
-            return vec![format!("{members} members")];
-        }
         let label = format!("prima.dev/model={model}");
         let kinds = "ringplans,services,endpointslices";
         let get = ["get", kinds, "-l", &label, "-o", "name"];
         let objects = self.place.api().kubectl(&get);
+        if objects.as_ref().is_ok_and(|objects| !objects.is_empty()) {
+            self.place.collect_garbage(model);
+        }
+        let members = self.place.members();
+        if members > 0 {
+            return vec![format!("{members} members")];
+        }
         let objects = objects.unwrap_or_else(|error| error.to_string());
         objects.lines().map(str::to_owned).collect()
     }
