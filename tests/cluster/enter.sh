@@ -1,9 +1,11 @@
 #!/bin/sh
-# enter.sh PROCESS COMMAND...: runs a command on the host that the process is on, see host.sh.
+# enter.sh GROUP PROCESS COMMAND...: runs a command on the host with these cgroups that the process is on, see host.sh.
 set -eu
 
-process=$1
-shift
-exec nsenter --target "$process" --mount --uts --ipc --net --pid --cgroup -- sh -c '
-    for joined in /sys/fs/cgroup/*/cgroup.procs; do echo $$ > "$joined"; done
-    exec "$@"' sh "$@"
+group=$1 process=$2
+shift 2
+# Version 2 has the first, version 1 the others.
+for joined in "/sys/fs/cgroup/$group/host" /sys/fs/cgroup/*/"$group"; do
+    [ ! -d "$joined" ] || echo $$ > "$joined/cgroup.procs"
+done
+exec nsenter --target "$process" --mount --uts --ipc --net --pid --cgroup -- "$@"

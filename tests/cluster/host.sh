@@ -9,14 +9,23 @@
 set -eu
 
 group=$1 name=$2 folder=$3
-hierarchies=$(find /sys/fs/cgroup -mindepth 1 -maxdepth 1 -type d)
+# Cgroups of version 2 are one hierarchy, those of version 1 one for each controller.
+if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
+    version=2 hierarchies=/sys/fs/cgroup
+else
+    version=1 hierarchies=$(find /sys/fs/cgroup -mindepth 1 -maxdepth 1 -type d)
+fi
 
 outside() {
+    if [ $version = 2 ]; then
+        hand_on_controllers /sys/fs/cgroup
+    fi
     for hierarchy in $hierarchies; do
         mkdir "$hierarchy/$group"
         # A node that gets no time counts as lost, and all its programs together count as one: this one is worth sixteen.
         [ ! -e "$hierarchy/$group/cpu.shares" ] || echo 16384 > "$hierarchy/$group/cpu.shares"
-        # A cpuset starts without any processor or memory.
+        [ ! -e "$hierarchy/$group/cpu.weight" ] || echo 1600 > "$hierarchy/$group/cpu.weight"
+        # In version 1, a cpuset starts without any processor or memory.
         for set in cpuset.cpus cpuset.mems; do
             [ ! -e "$hierarchy/$set" ] || cat "$hierarchy/$set" > "$hierarchy/$group/$set"
         done
@@ -26,13 +35,50 @@ outside() {
 
     # Not this shell's own input: one in the background has none unless it is told.
     exec 3<&0
-    sh -c 'for joined in /sys/fs/cgroup/*/$0/cgroup.procs; do echo $$ > "$joined"; done
-           exec unshare --mount --uts --ipc --net --pid --cgroup --fork --kill-child "$@"' \
-        "$group" sh "$0" "$group" "$name" "$folder" inside <&3 3<&- &
+    sh "$0" "$group" "$name" "$folder" in_group <&3 3<&- &
     namespaces=$!
     exec 3<&-
     wait "$namespaces" || true
-    find /sys/fs/cgroup/*/"$group" -depth -type d -exec rmdir {} +
+    for hierarchy in $hierarchies; do
+        remove "$hierarchy/$group"
+    done
+}
+
+# Who entered the host from outside ends a moment after the host.
+remove() {
+    for _ in 1 2 3 4 5; do
+        find "$1" -depth -type d -exec rmdir {} + && return
+        sleep 0.2
+    done
+}
+
+# Lets the groups below this one have its controllers. Some cannot be handed on.
+hand_on_controllers() {
+    for controller in $(cat "$1/cgroup.controllers"); do
+        echo "+$controller" > "$1/cgroup.subtree_control" || true
+    done 2> /dev/null
+}
+
+join() {
+    for hierarchy in $hierarchies; do
+        echo $$ > "$hierarchy/$1/cgroup.procs"
+    done
+}
+
+in_group() {
+    join "$group"
+    # From here on, this group is the topmost.
+    exec unshare --cgroup sh "$0" "$group" "$name" "$folder" at_top
+}
+
+at_top() {
+    # In version 2, a group with processes of its own hands nothing on to others, and the groups of pods are below the topmost one.
+    if [ $version = 2 ]; then
+        mkdir "/sys/fs/cgroup/$group/host"
+        join "$group/host"
+        hand_on_controllers "/sys/fs/cgroup/$group"
+    fi
+    exec unshare --mount --uts --ipc --net --pid --fork --kill-child sh "$0" "$group" "$name" "$folder" inside
 }
 
 inside() {

@@ -42,14 +42,26 @@ def api_server() -> str:
 def nodes() -> str:
     """What makes this machine several nodes of a cluster."""
     root()
-    if not Path("/sys/fs/cgroup/memory").is_dir():
-        raise Lack("they take cgroups of version 1")
+    groups = cgroups()
     namespaces("--uts", "--ipc", "--net", "--pid", "--cgroup", "--fork", "mount", "-t", "tmpfs", "tmpfs", "/mnt")
     packages = {"ip": "iproute2", "containerd": "containerd", "runc": "runc", "/usr/lib/cni/ptp": "containernetworking-plugins",
                 "iptables": "iptables", "conntrack": "conntrack", "mmdebstrap": "mmdebstrap"}
-    identity = [installed(command, package) for command, package in packages.items()]
+    identity = [groups, *(installed(command, package) for command, package in packages.items())]
     identity += [built(TESTS / "control-plane" / "build.sh", "nodes"), built(TESTS / "cluster" / "images.sh")]
     return "\n".join(identity)
+
+
+def cgroups() -> str:
+    """That a node can have cgroups of its own, of version 1 or 2, with all that the kubelet asks for."""
+    top = Path("/sys/fs/cgroup")
+    if (top / "memory").is_dir():
+        return "cgroups of version 1"
+    try:
+        with (top / "cgroup.subtree_control").open("r+") as handed_on:
+            handed_on.write("+cpu +cpuset +io +memory +pids")
+    except OSError as error:
+        raise Lack("they take cgroups of version 1, or of version 2 whose topmost one lets those below it have all controllers") from error
+    return "cgroups of version 2"
 
 
 def chromium() -> str:

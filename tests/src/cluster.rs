@@ -1,5 +1,5 @@
 //! A real cluster on this machine for one test: a control plane and nodes, each on a host of its own, with kubelets that run pods in
-//! containerd. Takes root, Debian's packages (`tests/run` installs them) and cgroups of version 1.
+//! containerd. Takes root, Debian's packages (`tests/run` installs them) and cgroups, of version 1 or 2.
 //!
 //! The network is the cluster's own: what talks to the API server, to pods or to Services is started by [`command`](Cluster::command),
 //! or runs [`within`](Cluster::within) it.

@@ -16,6 +16,7 @@ use crate::process::under;
 
 /// On drop it ends like a machine that loses power; what it had written stays.
 pub(crate) struct Host {
+    group: String,
     /// Lives, and with it the host, while its standard input is open.
     keeper: Child,
     /// A process in the host.
@@ -51,7 +52,12 @@ impl Host {
             read.expect("what a shell printed");
             panic!("cannot make the host {name}: {reason}");
         };
-        Host { keeper, process }
+        let group = group.to_owned();
+        Host {
+            group,
+            keeper,
+            process,
+        }
     }
 
     /// `command`, to be started on this host.
@@ -59,6 +65,7 @@ impl Host {
         let mut wrapper = Command::new("sh");
         wrapper
             .arg(script("enter.sh"))
+            .arg(&self.group)
             .arg(self.process.to_string());
         under(wrapper, &command)
     }
