@@ -53,15 +53,20 @@ def nodes() -> str:
 
 def cgroups() -> str:
     """That a node can have cgroups of its own, of version 1 or 2, with all that the kubelet asks for."""
-    top = Path("/sys/fs/cgroup")
-    if (top / "memory").is_dir():
+    if Path("/sys/fs/cgroup/memory").is_dir():
         return "cgroups of version 1"
     try:
-        with (top / "cgroup.subtree_control").open("r+") as handed_on:
-            handed_on.write("+cpu +cpuset +io +memory +pids")
+        hand_on("+cpu +cpuset +io +memory +pids")
     except OSError as error:
         raise Lack("they take cgroups of version 1, or of version 2 whose topmost one lets those below it have all controllers") from error
     return "cgroups of version 2"
+
+
+def hand_on(controllers: str) -> None:
+    """Lets the groups below the topmost one of version 2 have these. Raises OSError where it cannot, or there is no version 2."""
+    # The file is not to be made: where no cgroups are mounted, it would be one like any other.
+    with Path("/sys/fs/cgroup/cgroup.subtree_control").open("r+") as handed_on:
+        handed_on.write(controllers)
 
 
 def chromium() -> str:
@@ -80,7 +85,7 @@ def memory_groups() -> str:
     try:
         if not top.is_dir():
             top, limit = Path("/sys/fs/cgroup"), "memory.max"
-            (top / "cgroup.subtree_control").write_text("+memory")
+            hand_on("+memory")
         group = top / f"prima-run-{os.getpid()}"
         group.mkdir()
         try:
