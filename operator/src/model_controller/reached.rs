@@ -154,7 +154,7 @@ const CONCURRENCY: usize = 256;
 struct Asked {
     /// Rings on one host may fall silent together.
     host: IpAddr,
-    /// When it was last asked, of what is noted.
+    /// When it was asked what was noted last.
     at: Instant,
     answered: Option<Instant>,
     /// Since when it had answered without a gap, when it last did.
@@ -252,13 +252,11 @@ pub async fn keep(
         tokio::select! {
             _ = looks.tick() => {
                 let rings = stores.plans().iter().filter_map(Ring::of).collect();
-                let due = reached.due(rings, Instant::now()).into_iter();
-                let due = due.filter(|ring| !being_asked.contains(&ring.uid));
-                let due: Vec<Ring> = due.take(CONCURRENCY - asking.len()).collect();
-                for ring in due {
-                    being_asked.insert(ring.uid.clone());
-                    let begun = Instant::now();
-                    asking.push(async move { (begun, ring.health().await, ring) });
+                let begun = Instant::now();
+                for ring in reached.due(rings, begun) {
+                    if asking.len() < CONCURRENCY && being_asked.insert(ring.uid.clone()) {
+                        asking.push(async move { (begun, ring.health().await, ring) });
+                    }
                 }
             }
             Some((begun, came, ring)) = asking.next() => {
