@@ -63,10 +63,7 @@ pub const APIS: [Api; 4] = [
                 }
             }
             assert!(stream.ends_with("data: [DONE]\n\n"));
-            said.calls = calls
-                .iter()
-                .map(|(name, arguments)| (name.clone(), parsed(arguments)))
-                .collect();
+            said.calls = put_together(calls);
             said
         },
     },
@@ -81,7 +78,7 @@ pub const APIS: [Api; 4] = [
                 .map(|event| event["sequence_number"].as_u64().unwrap())
                 .collect();
             assert!(numbers.iter().copied().eq(0..numbers.len() as u64));
-            let (mut said, mut arguments) = (Said::default(), Vec::new());
+            let (mut said, mut calls) = (Said::default(), Vec::new());
             for event in &events {
                 match event["type"].as_str().unwrap() {
                     "response.output_text.delta" => said.content += &string(&event["delta"]),
@@ -89,19 +86,16 @@ pub const APIS: [Api; 4] = [
                     "response.output_item.added" => {
                         said.order.push(string(&event["item"]["type"]));
                         if event["item"]["type"] == "function_call" {
-                            arguments.push((string(&event["item"]["name"]), String::new()));
+                            calls.push((string(&event["item"]["name"]), String::new()));
                         }
                     }
                     "response.function_call_arguments.delta" => {
-                        arguments.last_mut().unwrap().1 += &string(&event["delta"]);
+                        calls.last_mut().unwrap().1 += &string(&event["delta"]);
                     }
                     _ => {}
                 }
             }
-            said.calls = arguments
-                .iter()
-                .map(|(name, arguments)| (name.clone(), parsed(arguments)))
-                .collect();
+            said.calls = put_together(calls);
             let last = items(&events.last().unwrap()["response"]);
             said.reason = last.reason.clone();
             assert_eq!(said, last, "the last event says it all again");
@@ -150,10 +144,7 @@ pub const APIS: [Api; 4] = [
                     _ => {}
                 }
             }
-            said.calls = calls
-                .iter()
-                .map(|(name, arguments)| (name.clone(), parsed(arguments)))
-                .collect();
+            said.calls = put_together(calls);
             said
         },
     },
@@ -185,6 +176,14 @@ fn string(value: &Value) -> String {
 /// Arguments that a limit cut off are none, as clients that get them whole see it.
 fn parsed(arguments: &str) -> Value {
     serde_json::from_str(arguments).unwrap_or_else(|_| json!({}))
+}
+
+/// Names of calls, and their arguments, all pieces of which have come.
+fn put_together(calls: Vec<(String, String)>) -> Vec<(String, Value)> {
+    let calls = calls.into_iter();
+    calls
+        .map(|(name, arguments)| (name, parsed(&arguments)))
+        .collect()
 }
 
 fn of_function(function: &Value) -> (String, Value) {

@@ -4,6 +4,20 @@ use prima_crds::v1alpha1::ring_plan::DRAFTED_ROWS;
 
 use super::*;
 
+const DRAFTING: Shape = Shape {
+    draft_model: true,
+    ..SMALL
+};
+
+/// Nothing is on the ring but for what the draft model's guess will send.
+fn waiting_for_a_guess() -> World {
+    let mut world = World::new(DRAFTING);
+    let prompt = long_prompts().next().unwrap();
+    world.submit(1, &prompt, 1, 100, 0);
+    world.until_somebody_waits_for_a_guess();
+    world
+}
+
 #[test]
 fn a_text_that_repeats_takes_fewer_trips_than_tokens() {
     let trips = |speculate, prompt: &[u32]| {
@@ -108,14 +122,7 @@ fn a_draft_model_brings_several_tokens_a_trip() {
 
 #[test]
 fn a_draft_model_that_is_gone_is_not_waited_for() {
-    let shape = Shape {
-        draft_model: true,
-        ..SMALL
-    };
-    let mut world = World::new(shape);
-    let prompt = long_prompts().next().unwrap();
-    world.submit(1, &prompt, 1, 100, 0);
-    world.until_somebody_waits_for_a_guess();
+    let mut world = waiting_for_a_guess();
     assert!(matches!(
         world.asked.front(),
         Some(Action::Guess { count: 1.., .. })
@@ -129,11 +136,7 @@ fn a_draft_model_that_is_gone_is_not_waited_for() {
 
 #[test]
 fn a_draft_model_is_told_whose_a_text_is() {
-    let shape = Shape {
-        draft_model: true,
-        ..SMALL
-    };
-    let mut world = World::new(shape);
+    let mut world = World::new(DRAFTING);
     for keyspace in [7, 8] {
         let id = keyspace;
         world.submit(id, &tokens(id, 100), 1, 5, keyspace);
@@ -165,14 +168,7 @@ fn a_branch_leaves_the_draft_behind() {
 
 #[test]
 fn a_guess_that_is_late_is_not_waited_for() {
-    let shape = Shape {
-        draft_model: true,
-        ..SMALL
-    };
-    let mut world = World::new(shape);
-    let prompt = long_prompts().next().unwrap();
-    world.submit(1, &prompt, 1, 100, 0);
-    world.until_somebody_waits_for_a_guess();
+    let mut world = waiting_for_a_guess();
     world.ticks_after(3);
     assert!(!world.ring.flying().is_empty());
     world.run();
@@ -184,8 +180,7 @@ fn a_guess_for_one_that_was_set_aside_is_not_sent() {
     let shape = Shape {
         at_once: 2,
         contexts: 2,
-        draft_model: true,
-        ..SMALL
+        ..DRAFTING
     };
     let mut world = World::new(shape);
     let long = long_prompts();
