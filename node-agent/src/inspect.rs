@@ -192,10 +192,16 @@ impl Summary {
             Some(tokens) => Some(tokens.len() as u64),
             None => number("vocab_size")?,
         };
-        // Some architectures store one number of heads per layer: there is no single number to show then.
-        let per_model = |name: &str| match metadata.get(&format!("{architecture}.{name}")) {
-            Some(Value::Array(_)) => Ok(None),
-            _ => number(name),
+        // Some architectures store one number of heads per layer: there is no single number to show if they differ.
+        let per_model = |name: &str| {
+            let key = format!("{architecture}.{name}");
+            let Some(Value::Array(_)) = metadata.get(&key) else {
+                return number(name);
+            };
+            let numbers = metadata.i32s(&key).ok().flatten().unwrap_or_default();
+            let first = numbers.first().copied();
+            let same = first.filter(|first| numbers.iter().all(|number| number == first));
+            Ok(same.and_then(|number| u64::try_from(number).ok()))
         };
 
         let (mut embedding, mut head, mut other, mut total) = (

@@ -39,6 +39,32 @@ impl Keys<'_> {
         value.map(|value| self.checked_size(key, value)).transpose()
     }
 
+    /// A size that a file tells once or, as Granite 4 does, for each layer. Layers of different sizes are not computed.
+    pub fn size_of_all_layers(&self, key: &str) -> Result<usize, ModelError> {
+        let Some(Value::Array(_)) = self.metadata.get(&self.full(key)) else {
+            return self.size(key);
+        };
+        let sizes = self.numbers(key)?;
+        let layers = self.size("block_count")?;
+        let refuse = |found: String| {
+            let expected = format!("one number, or the same for each of the {layers} layers");
+            self.refuse(key, expected, found)
+        };
+        let Some(&first) = sizes.first().filter(|_| sizes.len() == layers) else {
+            return Err(refuse(format!("{} numbers", sizes.len())));
+        };
+        if let Some(at) = sizes.iter().position(|size| *size != first) {
+            let other = sizes[at];
+            return Err(refuse(format!(
+                "{first} for layer 0 and {other} for layer {at}"
+            )));
+        }
+        match u32::try_from(first) {
+            Ok(size) => self.checked_size(key, size),
+            Err(_) => Err(refuse(first.to_string())),
+        }
+    }
+
     pub fn optional_u32(&self, key: &str) -> Result<Option<u32>, ModelError> {
         Ok(self.metadata.u32(&self.full(key))?)
     }

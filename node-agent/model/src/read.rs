@@ -26,6 +26,8 @@ const CAUSAL: &str = "attention.causal";
 const MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
 const FACTOR: &str = "rope.scaling.attn_factor";
 const SCALING: &str = "rope.scaling.type";
+const SHORT_FACTORS: &str = "rope_factors_short.weight";
+const LONG_FACTORS: &str = "rope_factors_long.weight";
 const ORIGINAL_CONTEXT: &str = "rope.scaling.original_context_length";
 
 impl ModelSpec {
@@ -313,7 +315,12 @@ impl Reader<'_> {
                 .map(Divisors::Always),
             magnitude: keys.positive_or(FACTOR, 1.0)?,
         };
-        match keys.text(SCALING)? {
+        let scaling = match keys.text(SCALING)? {
+            // llama.cpp's converter names no kind for Phi-3 and Phi-4-mini: their tensors tell.
+            None if tensors.has(LONG_FACTORS) => Some("longrope"),
+            named => named,
+        };
+        match scaling {
             Some("none") => {}
             None | Some("linear") => {
                 let older = keys.positive_or("rope.scale_linear", 1.0)?;
@@ -327,8 +334,8 @@ impl Reader<'_> {
             Some("longrope") => {
                 let pairs = dimensions / 2;
                 rope.divisors = Some(Divisors::ByContext {
-                    short: tensors.vector("rope_factors_short.weight", pairs)?,
-                    long: tensors.vector("rope_factors_long.weight", pairs)?,
+                    short: tensors.vector(SHORT_FACTORS, pairs)?,
+                    long: tensors.vector(LONG_FACTORS, pairs)?,
                     original_context: self.original_context()?,
                 });
             }

@@ -34,8 +34,8 @@ const VALUE: &str = "attention.value_length";
 impl Shape {
     pub fn read(keys: &Keys<'_>, family: &Family) -> Result<Shape, ModelError> {
         let hidden = keys.size("embedding_length")?;
-        let heads = keys.size("attention.head_count")?;
-        let feed_forward = keys.size("feed_forward_length")?;
+        let heads = keys.size_of_all_layers("attention.head_count")?;
+        let feed_forward = keys.size_of_all_layers("feed_forward_length")?;
         if family.latent {
             let latent = LatentShape::read(keys)?;
             return Ok(Shape {
@@ -47,8 +47,10 @@ impl Shape {
                 feed_forward,
             });
         }
-        let kv_heads = keys.optional_size(KV_HEADS)?;
-        let kv_heads = kv_heads.unwrap_or(heads);
+        let kv_heads = match keys.has(KV_HEADS) {
+            true => keys.size_of_all_layers(KV_HEADS)?,
+            false => heads,
+        };
         if heads % kv_heads != 0 {
             let expected = format!("a divisor of the {heads} query heads");
             return Err(keys.refuse(KV_HEADS, expected, kv_heads));

@@ -351,8 +351,8 @@ impl MadeUpModel {
             writer.metadata(&format!("{family}.{key}"), *value);
         }
         let scaling = match family {
-            _ if !stretched => None,
-            "phi3" => Some("longrope"),
+            // llama.cpp's converter names no kind for Phi-3.
+            _ if !stretched || family == "phi3" => None,
             _ => Some("yarn"),
         };
         if let Some(scaling) = scaling {

@@ -64,7 +64,7 @@ impl Variant {
 }
 
 /// With numbers at which it shows.
-pub fn options() -> [Variant; 19] {
+pub fn options() -> [Variant; 20] {
     let heads_of_128 = |family| MadeUpModel {
         hidden: 512,
         head_dim: None,
@@ -160,7 +160,6 @@ pub fn options() -> [Variant; 19] {
             keys: vec![
                 ("attention.sliding_window", 8_u32.into()),
                 ("rope.dimension_count", 96_u32.into()),
-                ("rope.scaling.type", "longrope".into()),
                 ("rope.scaling.original_context_length", 4096_u32.into()),
                 ("rope.scaling.attn_factor", 1.2_f32.into()),
             ],
@@ -177,6 +176,14 @@ pub fn options() -> [Variant; 19] {
         Variant {
             name: "granite without positions",
             keys: vec![("rope.scaling.finetuned", false.into())],
+            ..Variant::of("granite")
+        },
+        Variant {
+            name: "granite as 4.0, with heads told for each layer",
+            keys: vec![
+                ("attention.head_count_kv", vec![2; 5].into()),
+                ("ssm.conv_kernel", 4_u32.into()),
+            ],
             ..Variant::of("granite")
         },
         Variant {
