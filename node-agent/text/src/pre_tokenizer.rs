@@ -116,13 +116,14 @@ const fn llama3(name: &'static str) -> Known {
     Known::new(name, Words::Llama3).ignoring_merges().with_bos()
 }
 
-const KNOWN: [Known; 37] = [
+const KNOWN: [Known; 47] = [
     llama3("llama-bpe"),
     llama3("llama3"),
     llama3("llama-v3"),
     llama3("falcon3"),
     llama3("pixtral"),
     llama3("lfm2"),
+    llama3("midm-2.0"),
     Known::new("dbrx", Words::Llama3),
     Known::new("smaug-bpe", Words::Llama3),
     Known::new("chatglm-bpe", Words::Llama3),
@@ -133,10 +134,13 @@ const KNOWN: [Known; 37] = [
     Known::new("stablelm2", Words::Qwen2),
     Known::new("megrez", Words::Qwen2),
     Known::new("hunyuan", Words::Qwen2),
+    Known::new("kormo", Words::Qwen2),
+    Known::new("f2llmv2", Words::Qwen2),
     Known::new("qwen35", Words::Qwen35),
     Known::new("gpt-4o", Words::Gpt4o),
     Known::new("llama4", Words::Gpt4o),
     Known::new("minimax-m2", Words::Gpt4o),
+    Known::new("kanana2", Words::Gpt4o),
     Known::new("tekken", Words::Tekken)
         .ignoring_merges()
         .with_bos(),
@@ -146,11 +150,17 @@ const KNOWN: [Known; 37] = [
     Known::new("starcoder", Words::SmolLm),
     Known::new("codeshell", Words::SmolLm),
     Known::new("exaone", Words::SmolLm),
+    Known::new("minerva-7b", Words::SmolLm),
     Known::new("gpt-2", Words::Gpt2),
     Known::new("phi-2", Words::Gpt2),
     Known::new("mpt", Words::Gpt2),
     Known::new("olmo", Words::Gpt2),
     Known::new("exaone4", Words::Gpt2),
+    Known::new("granite-docling", Words::Gpt2),
+    Known::new("trillion", Words::Gpt2),
+    Known::new("mellum", Words::Gpt2),
+    Known::new("a.x-4.0", Words::Gpt2),
+    Known::new("gigachat", Words::Gpt2),
     Known::new("falcon", Words::Falcon),
     Known::new("deepseek-llm", Words::DeepSeekLlm),
     Known::new("deepseek-coder", Words::DeepSeekCoder),
@@ -378,6 +388,7 @@ mod tests {
     #[test]
     fn digits_are_grouped_as_each_model_was_taught() {
         assert_eq!(words("gpt-2", "in 12345"), ["in", " 12345"]);
+        assert_eq!(words("granite-docling", "in 12345"), ["in", " 12345"]);
         assert_eq!(words("llama-bpe", "in 12345"), ["in", " ", "123", "45"]);
         assert_eq!(words("qwen2", "in 123"), ["in", " ", "1", "2", "3"]);
         assert_eq!(words("smollm", "in  123"), ["in", "  ", "1", "2", "3"]);
