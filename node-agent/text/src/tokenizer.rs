@@ -369,6 +369,58 @@ mod tests {
         assert!(with_eot.is_end_of_generation(9));
     }
 
+    /// Google's first quantized files of Gemma 3 have them as normal tokens.
+    #[test]
+    fn the_marks_of_turns_are_structure_in_whatever_kind() {
+        let tokens = ["a", "<start_of_turn>", "<end_of_turn>", "</s>", "<eos>"];
+        let entries = vec![
+            ("tokenizer.ggml.model", "gpt2".into()),
+            ("tokenizer.ggml.pre", "gpt-2".into()),
+            ("tokenizer.ggml.tokens", texts(&tokens)),
+            ("tokenizer.ggml.token_type", vec![1, 1, 1, 4, 3].into()),
+            ("tokenizer.ggml.merges", texts(&[])),
+            ("tokenizer.ggml.eos_token_id", 4_u32.into()),
+        ];
+        let tokenizer = read(entries).unwrap();
+        let encoded = tokenizer.encode("<start_of_turn>a<end_of_turn>", false, true);
+        assert_eq!(encoded.unwrap(), [1, 0, 2]);
+        assert_eq!(tokenizer.decode(&[1, 0, 2]), "a");
+        // There, `</s>` ends what is struck out.
+        let ends = [0, 1, 2, 3, 4].map(|token| tokenizer.is_end_of_generation(token));
+        assert_eq!(ends, [false, false, true, false, true]);
+        assert_eq!(tokenizer.decode(&[0, 3]), "a</s>");
+    }
+
+    #[test]
+    fn the_marks_of_a_gap_are_found_by_older_keys_and_by_texts() {
+        let fill_in = |tokens: [&str; 3], keys: [Option<&'static str>; 3]| {
+            let mut entries = vec![
+                ("tokenizer.ggml.model", "gpt2".into()),
+                ("tokenizer.ggml.pre", "gpt-2".into()),
+                ("tokenizer.ggml.tokens", texts(&tokens)),
+                ("tokenizer.ggml.token_type", vec![3, 3, 3].into()),
+                ("tokenizer.ggml.merges", texts(&[])),
+            ];
+            for (id, key) in (0_u32..).zip(keys) {
+                entries.extend(key.map(|key| (key, id.into())));
+            }
+            let fill_in = read(entries).unwrap().fill_in();
+            fill_in.map(|gap| [gap.before, gap.after, gap.between])
+        };
+        let words = ["x", "y", "z"];
+        let older = [
+            "tokenizer.ggml.prefix_token_id",
+            "tokenizer.ggml.suffix_token_id",
+            "tokenizer.ggml.middle_token_id",
+        ];
+        assert_eq!(fill_in(words, [None; 3]), None);
+        assert_eq!(fill_in(words, older.map(Some)), Some([0, 1, 2]));
+        let code_llama = ["\u{2581}<PRE>", "\u{2581}<SUF>", "\u{2581}<MID>"];
+        assert_eq!(fill_in(code_llama, [None; 3]), Some([0, 1, 2]));
+        let glm = ["<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"];
+        assert_eq!(fill_in(glm, [None; 3]), Some([0, 1, 2]));
+    }
+
     /// What ends a message ends an answer, unless the model writes several messages in one.
     #[test]
     fn an_answer_of_several_messages_goes_on_behind_one() {

@@ -105,19 +105,29 @@ impl Vocabulary {
             end_of_generation.extend(special(key)?);
         }
         let mut fill_in = [None; 5];
-        for (place, (key, names)) in fill_in.iter_mut().zip(FILL_IN) {
+        for (place, (keys, names)) in fill_in.iter_mut().zip(FILL_IN) {
+            for key in keys {
+                *place = place.or(special(key)?);
+            }
             let named = || names.iter().find_map(|name| ids.get(*name).copied());
-            *place = special(key)?.or_else(named);
+            *place = place.or_else(named);
         }
+        // In Gemma's vocabulary it ends struck-out text. Gemma ends its answers otherwise.
+        let is_markup = |text: &str, id: u32| {
+            let gemma = ["<end_of_turn>", "<|tool_response>"];
+            text == "</s>" && eos != Some(id) && gemma.iter().any(|text| ids.contains_key(*text))
+        };
         let control_texts = FILL_IN.iter().flat_map(|(_, names)| names.iter());
-        for text in control_texts.chain(&END_OF_GENERATION_TEXTS) {
-            let Some(&id) = ids.get(*text) else {
+        let control_texts = control_texts.chain(&END_OF_GENERATION_TEXTS);
+        for text in control_texts.chain(&NEVER_WRITTEN) {
+            let Some(&id) = ids.get(*text).filter(|id| !is_markup(text, **id)) else {
                 continue;
             };
-            // A normal token with such a text is a word that somebody may write. If the converter marked it as user-defined, it is
-            // still structure: llama.cpp overrides its kind too.
+            // A normal token with such a text is a word that somebody may write, but for some. If the converter marked it as
+            // user-defined, it is still structure: llama.cpp overrides its kind too.
             let kind = &mut kinds[id as usize];
-            if !matches!(*kind, TokenKind::Control | TokenKind::UserDefined) {
+            let marked = matches!(*kind, TokenKind::Control | TokenKind::UserDefined);
+            if !marked && !NEVER_WRITTEN.contains(text) {
                 continue;
             }
             *kind = TokenKind::Control;
@@ -246,41 +256,68 @@ const END_OF_GENERATION_TEXTS: [&str; 34] = [
     "<|observation|>",
 ];
 
-/// The tokens of code completion: keys, and the texts that models have for them. They are structure, though they end nothing; some
-/// converters mark them as user-defined.
-const FILL_IN: [(&str, &[&str]); 5] = [
+/// Texts that only templates write. They are structure even where a file has them as normal tokens, as Google's first quantized files of
+/// Gemma 3 do.
+const NEVER_WRITTEN: [&str; 7] = [
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<turn|>",
+    "<|end_of_text|>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+];
+
+/// The tokens of code completion: keys, those of older files last, and the texts that models have for them. They are structure, though
+/// they end nothing; some converters mark them as user-defined.
+const FILL_IN: [(&[&str], &[&str]); 5] = [
     (
-        "tokenizer.ggml.fim_pre_token_id",
+        &[
+            "tokenizer.ggml.fim_pre_token_id",
+            "tokenizer.ggml.prefix_token_id",
+        ],
         &[
             "<|fim_prefix|>",
             "<fim-prefix>",
             "<fim_prefix>",
             "<\u{FF5C}fim\u{2581}begin\u{FF5C}>",
             "<PRE>",
+            "\u{2581}<PRE>",
+            "<|code_prefix|>",
         ],
     ),
     (
-        "tokenizer.ggml.fim_suf_token_id",
+        &[
+            "tokenizer.ggml.fim_suf_token_id",
+            "tokenizer.ggml.suffix_token_id",
+        ],
         &[
             "<|fim_suffix|>",
             "<fim-suffix>",
             "<fim_suffix>",
             "<\u{FF5C}fim\u{2581}hole\u{FF5C}>",
             "<SUF>",
+            "\u{2581}<SUF>",
+            "<|code_suffix|>",
         ],
     ),
     (
-        "tokenizer.ggml.fim_mid_token_id",
+        &[
+            "tokenizer.ggml.fim_mid_token_id",
+            "tokenizer.ggml.middle_token_id",
+        ],
         &[
             "<|fim_middle|>",
             "<fim-middle>",
             "<fim_middle>",
             "<\u{FF5C}fim\u{2581}end\u{FF5C}>",
             "<MID>",
+            "\u{2581}<MID>",
+            "<|code_middle|>",
         ],
     ),
     (
-        "tokenizer.ggml.fim_rep_token_id",
+        &["tokenizer.ggml.fim_rep_token_id"],
         &[
             "<|fim_repo|>",
             "<|repo_name|>",
@@ -289,7 +326,7 @@ const FILL_IN: [(&str, &[&str]); 5] = [
             "<reponame>",
         ],
     ),
-    ("tokenizer.ggml.fim_sep_token_id", &["<|file_sep|>"]),
+    (&["tokenizer.ggml.fim_sep_token_id"], &["<|file_sep|>"]),
 ];
 
 fn kinds(metadata: &Metadata, texts: &[String]) -> Result<Vec<TokenKind>, TokenizerError> {
