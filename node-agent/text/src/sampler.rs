@@ -7,7 +7,7 @@
 //! The penalties: `repetition_penalty` is that of the CTRL paper (Keskar et al. 2019, section 4.1), over prompt and answer; frequency
 //! and presence penalties are OpenAI's, over the answer only, as vLLM has them too. There is no window: all tokens count.
 //!
-//! The same parameters, seed, tokens and logits give the same tokens on every machine that computes `exp` the same.
+//! The same parameters, seed, tokens and logits give the same tokens on every machine.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -39,9 +39,10 @@ pub struct Sampler {
     random: Random,
     /// What has occurred, where penalties need it.
     occurred: HashMap<u32, Occurred>,
-    /// Room for logits that bias and penalties change, and for tokens to choose from; kept from token to token.
+    /// Room for logits that bias and penalties change, and for tokens to choose from with their logits; kept from token to token.
     adjusted: Vec<f32>,
     candidates: Vec<Candidate>,
+    kept: Vec<f32>,
 }
 
 impl Sampler {
@@ -56,6 +57,7 @@ impl Sampler {
             occurred: HashMap::new(),
             adjusted: Vec::new(),
             candidates: Vec::new(),
+            kept: Vec::new(),
         })
     }
 
@@ -196,24 +198,51 @@ impl Sampler {
         if temperature == 0.0 || top_k == 1 {
             return Ok(best.token);
         }
+        let at = self.random.unit();
+        // What most clients ask for. The whole vocabulary is drawn from where it lies.
+        if top_k == 0 && top_p >= 1.0 && min_p == 0.0 {
+            let drawn = draw(logits, best.logit, temperature, at);
+            return Ok(drawn.map_or(best.token, |place| place as u32));
+        }
         let candidates = &mut self.candidates;
-        candidates.clear();
-        let possible =
-            candidates_of(logits).filter(|candidate| candidate.logit > f32::NEG_INFINITY);
-        candidates.extend(possible);
+        let least = best.logit + min_p.ln();
         if top_k > 0 {
+            take(candidates, logits, f32::NEG_INFINITY);
             keep_top_k(candidates, top_k);
-        }
-        if top_p < 1.0 {
-            keep_top_p(candidates, top_p, best.logit);
-        }
-        if min_p > 0.0 {
-            let least = best.logit + min_p.ln();
+            if top_p < 1.0 {
+                let whole: f64 = candidates
+                    .iter()
+                    .map(|candidate| candidate.weight(best.logit))
+                    .sum();
+                keep_top_p(candidates, f64::from(top_p) * whole, best.logit);
+            }
             candidates.retain(|candidate| candidate.logit >= least);
+        } else if top_p < 1.0 {
+            let mut room = [0.0; BLOCK];
+            let whole: f64 = logits
+                .chunks(BLOCK)
+                .map(|block| sum_of_weights(block, best.logit, 1.0, &mut room))
+                .sum();
+            let wanted = f64::from(top_p) * whole;
+            take(candidates, logits, best.logit - NEAR);
+            if !keep_top_p(candidates, wanted, best.logit) {
+                take(candidates, logits, f32::NEG_INFINITY);
+                keep_top_p(candidates, wanted, best.logit);
+            }
+            candidates.retain(|candidate| candidate.logit >= least);
+        } else {
+            take(candidates, logits, least);
         }
-        Ok(draw(candidates, best, temperature, self.random.unit()))
+        self.kept.clear();
+        self.kept
+            .extend(candidates.iter().map(|candidate| candidate.logit));
+        let drawn = draw(&self.kept, best.logit, temperature, at);
+        Ok(drawn.map_or(best.token, |place| candidates[place].token))
     }
 }
+
+/// In most distributions, tokens with logits within this of the largest have nearly all of the probability.
+const NEAR: f32 = 10.0;
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Occurred {
@@ -235,6 +264,11 @@ impl Candidate {
             .unwrap_or(Ordering::Equal)
             .then(self.token.cmp(&other.token))
     }
+
+    /// How likely it is beside a token with the logit `most`.
+    fn weight(&self, most: f32) -> f64 {
+        f64::from(weight(self.logit, most, 1.0))
+    }
 }
 
 fn candidates_of(logits: &[f32]) -> impl Iterator<Item = Candidate> {
@@ -246,7 +280,9 @@ fn candidates_of(logits: &[f32]) -> impl Iterator<Item = Candidate> {
 fn check(logits: &[f32]) -> Result<(), SamplingError> {
     // One comparison for both: NaN compares as false.
     let is_usable = |logit: &f32| *logit < f32::INFINITY;
-    if logits.iter().all(is_usable) {
+    // By blocks without an early end, which vectors can do.
+    let mut blocks = logits.chunks(BLOCK);
+    if blocks.all(|block| block.iter().fold(true, |all, one| all & is_usable(one))) {
         return Ok(());
     }
     match candidates_of(logits).find(|candidate| !is_usable(&candidate.logit)) {
@@ -260,15 +296,31 @@ fn check(logits: &[f32]) -> Result<(), SamplingError> {
 
 /// The most likely token, the lowest id among equals, unless none is possible.
 fn best(logits: &[f32]) -> Option<Candidate> {
-    let mut best = None;
-    let mut most = f32::NEG_INFINITY;
-    for candidate in candidates_of(logits) {
-        if candidate.logit > most {
-            most = candidate.logit;
-            best = Some(candidate);
+    // Several maxima, which vectors can do.
+    let mut largest = [f32::NEG_INFINITY; 16];
+    let (blocks, rest) = logits.as_chunks::<16>();
+    for block in blocks.iter().map(|block| &block[..]).chain([rest]) {
+        for (largest, logit) in largest.iter_mut().zip(block) {
+            *largest = if *logit > *largest { *logit } else { *largest };
         }
     }
-    best
+    let logit = largest.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    let token = logits
+        .iter()
+        .position(|other| *other == logit && logit > f32::NEG_INFINITY)?;
+    Some(Candidate {
+        token: token as u32,
+        logit,
+    })
+}
+
+/// Takes the tokens that are possible and have at least this logit.
+fn take(candidates: &mut Vec<Candidate>, logits: &[f32], least: f32) {
+    candidates.clear();
+    candidates.extend(
+        candidates_of(logits)
+            .filter(|candidate| candidate.logit >= least && candidate.logit > f32::NEG_INFINITY),
+    );
 }
 
 fn keep_top_k(candidates: &mut Vec<Candidate>, count: usize) {
@@ -279,12 +331,10 @@ fn keep_top_k(candidates: &mut Vec<Candidate>, count: usize) {
     candidates.sort_unstable_by(Candidate::order);
 }
 
-/// Keeps the most likely candidates until their probabilities together reach `top_p`.
-fn keep_top_p(candidates: &mut Vec<Candidate>, top_p: f32, best: f32) {
-    let weight = |candidate: &Candidate| f64::from(candidate.logit - best).exp();
-    let wanted = f64::from(top_p) * candidates.iter().map(weight).sum::<f64>();
+/// Keeps the most likely candidates until their weights beside `most` together are `wanted`; whether they are.
+fn keep_top_p(candidates: &mut Vec<Candidate>, wanted: f64, most: f32) -> bool {
     let mut sum = 0.0;
-    // In most distributions, a few of the vocabulary's tokens reach `top_p`: only as many as needed are sorted.
+    // In most distributions, a few of the vocabulary's tokens are enough: only as many as needed are sorted.
     let mut sorted = 0;
     let mut next = 256;
     while sorted < candidates.len() {
@@ -295,43 +345,87 @@ fn keep_top_p(candidates: &mut Vec<Candidate>, top_p: f32, best: f32) {
         }
         rest[..count].sort_unstable_by(Candidate::order);
         for at in sorted..sorted + count {
-            sum += weight(&candidates[at]);
+            sum += candidates[at].weight(most);
             if sum >= wanted {
                 candidates.truncate(at + 1);
-                return;
+                return true;
             }
         }
         sorted += count;
         next *= 4;
     }
+    false
 }
 
-/// The candidate whose share of the whole contains `at`, from 0 to 1.
-fn draw(candidates: &[Candidate], best: Candidate, temperature: f32, at: f64) -> u32 {
-    let weight = |candidate: &Candidate| {
-        (f64::from(candidate.logit - best.logit) / f64::from(temperature)).exp()
-    };
-    // By blocks, so that nearly all weights are computed once: of a large vocabulary they take a millisecond.
-    let blocks = candidates.chunks(1024);
-    let sums: Vec<f64> = blocks
-        .clone()
-        .map(|block| block.iter().map(weight).sum())
+/// Tokens whose weights are summed at once.
+const BLOCK: usize = 1024;
+
+/// The place of the token whose share of the whole contains `at`, from 0 to 1. `None`: rounding left a small rest of the whole.
+fn draw(logits: &[f32], most: f32, temperature: f32, at: f64) -> Option<usize> {
+    let mut room = [0.0; BLOCK];
+    let sums: Vec<f64> = logits
+        .chunks(BLOCK)
+        .map(|block| sum_of_weights(block, most, temperature, &mut room))
         .collect();
     let mut left = at * sums.iter().sum::<f64>();
-    for (block, sum) in blocks.zip(sums) {
+    for (index, (block, sum)) in logits.chunks(BLOCK).zip(sums).enumerate() {
         if left >= sum {
             left -= sum;
             continue;
         }
-        for candidate in block {
-            left -= weight(candidate);
+        for (place, logit) in block.iter().enumerate() {
+            left -= f64::from(weight(*logit, most, temperature));
             if left < 0.0 {
-                return candidate.token;
+                return Some(index * BLOCK + place);
             }
         }
     }
-    // Reached only where rounding left a small rest of the whole.
-    best.token
+    None
+}
+
+/// Of up to [`BLOCK`] tokens. Each loop is one that the compiler makes vectors of.
+fn sum_of_weights(logits: &[f32], most: f32, temperature: f32, room: &mut [f32; BLOCK]) -> f64 {
+    let weights = &mut room[..logits.len()];
+    for (place, logit) in weights.iter_mut().zip(logits) {
+        *place = weight(*logit, most, temperature);
+    }
+    let mut sums = [0.0_f64; 8];
+    let (eights, rest) = weights.as_chunks::<8>();
+    for eight in eights {
+        for (sum, weight) in sums.iter_mut().zip(eight) {
+            *sum += f64::from(*weight);
+        }
+    }
+    sums.iter().sum::<f64>() + rest.iter().copied().map(f64::from).sum::<f64>()
+}
+
+/// How likely a token is beside one with the logit `most`: `exp((logit - most) / temperature)`, at most 1, with an error of some 1e-7 of
+/// it; 0 where it is below 1e-37. The library's `exp` takes ten times as long and is not the same on every machine. The polynomial is
+/// that of the Cephes library (Moshier, `expf`).
+fn weight(logit: f32, most: f32, temperature: f32) -> f32 {
+    /// Adding it rounds to a whole number, which then is in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
+    const LEAST: f32 = -86.0;
+    let exponent = (logit - most) / temperature;
+    let x = exponent.max(LEAST);
+    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let power = shifted - ROUND;
+    let rest = x - power * LN_2[0] - power * LN_2[1];
+    let polynomial = [
+        1.398_199_9e-3,
+        8.333_452e-3,
+        4.166_579_6e-2,
+        1.666_666_5e-1,
+        5.0e-1,
+    ];
+    let polynomial = polynomial
+        .iter()
+        .fold(1.987_569_2e-4, |sum, coefficient| sum * rest + coefficient);
+    let power_of_2 = shifted.to_bits().wrapping_sub(ROUND.to_bits());
+    let scale = f32::from_bits(power_of_2.wrapping_add(127) << 23);
+    let weight = (polynomial * rest * rest + rest + 1.0) * scale;
+    if exponent < LEAST { 0.0 } else { weight }
 }
 
 /// The token with the largest logit, the lowest id among equals; 0 if none is possible.
@@ -541,6 +635,23 @@ mod tests {
                 "{params:?}: {statistic} of {freedom}"
             );
         }
+    }
+
+    #[test]
+    fn weights_are_those_of_the_library() {
+        for step in 0..=90_000 {
+            let (logit, most) = (-(step as f32) / 1000.0, 0.0);
+            for temperature in [1.0, 0.7, 2.0] {
+                let exact = f64::from(logit / temperature).exp();
+                let weight = f64::from(weight(logit, most, temperature));
+                let error = (weight - exact).abs();
+                let bound = if exact < 1e-37 { exact } else { exact * 2.5e-7 };
+                assert!(error <= bound, "{logit} {temperature}: {weight} {exact}");
+            }
+        }
+        assert_eq!(weight(3.5, 3.5, 1e-30), 1.0);
+        assert_eq!(weight(f32::NEG_INFINITY, 3.5, 1.0), 0.0);
+        assert_eq!(weight(3.4, 3.5, 1e-30), 0.0);
     }
 
     #[test]
