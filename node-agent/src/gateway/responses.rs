@@ -393,8 +393,12 @@ fn message(text: &str, status: &str) -> Value {
         "id": request_id::unique("msg").replace('-', "_"),
         "role": "assistant",
         "status": status,
-        "content": [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}],
+        "content": [output_text(text)],
     })
+}
+
+fn output_text(text: &str) -> Value {
+    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
 }
 
 fn reasoning(text: &str, status: &str) -> Value {
@@ -403,8 +407,12 @@ fn reasoning(text: &str, status: &str) -> Value {
         "id": request_id::unique("rs").replace('-', "_"),
         "status": status,
         "summary": [],
-        "content": [{"type": "reasoning_text", "text": text}],
+        "content": [reasoning_text(text)],
     })
+}
+
+fn reasoning_text(text: &str) -> Value {
+    json!({"type": "reasoning_text", "text": text})
 }
 
 fn function_call(name: &str, arguments: &str, status: &str) -> Value {
@@ -431,6 +439,17 @@ enum ItemKind {
     Message,
     Reasoning,
     Call,
+}
+
+impl ItemKind {
+    /// The one part of an item's content.
+    fn part(self, text: &str) -> Option<Value> {
+        match self {
+            Self::Message => Some(output_text(text)),
+            Self::Reasoning => Some(reasoning_text(text)),
+            Self::Call => None,
+        }
+    }
 }
 
 impl Events {
@@ -478,9 +497,8 @@ impl Events {
         self.answer.output.push(item);
         let added = json!({"output_index": self.index(), "item": shown});
         messages.push(self.event("response.output_item.added", added));
-        if kind == ItemKind::Message {
-            let part =
-                json!({"type": "output_text", "text": "", "annotations": [], "logprobs": []});
+        // Clients take a text only for a part that they know.
+        if let Some(part) = kind.part("") {
             messages.push(self.of_part("response.content_part.added", json!({ "part": part })));
         }
         self.open = Some((kind, String::new()));
@@ -523,22 +541,20 @@ impl Events {
         let Some((kind, text)) = self.open.take() else {
             return;
         };
-        match kind {
-            ItemKind::Message => {
-                let done = json!({"text": text, "logprobs": []});
-                messages.push(self.of_part("response.output_text.done", done));
-                let part =
-                    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []});
-                messages.push(self.of_part("response.content_part.done", json!({ "part": part })));
-            }
-            ItemKind::Reasoning => {
-                messages
-                    .push(self.of_part("response.reasoning_text.done", json!({ "text": text })));
-            }
-            ItemKind::Call => {
-                let done = json!({ "arguments": text });
-                messages.push(self.of_part("response.function_call_arguments.done", done));
-            }
+        let (name, done) = match kind {
+            ItemKind::Message => (
+                "response.output_text.done",
+                json!({"text": text, "logprobs": []}),
+            ),
+            ItemKind::Reasoning => ("response.reasoning_text.done", json!({ "text": text })),
+            ItemKind::Call => (
+                "response.function_call_arguments.done",
+                json!({ "arguments": text }),
+            ),
+        };
+        messages.push(self.of_part(name, done));
+        if let Some(part) = kind.part(&text) {
+            messages.push(self.of_part("response.content_part.done", json!({ "part": part })));
         }
         let index = self.index();
         let Some(item) = self.answer.output.last_mut() else {

@@ -79,10 +79,33 @@ pub const APIS: [Api; 4] = [
                 .collect();
             assert!(numbers.iter().copied().eq(0..numbers.len() as u64));
             let (mut said, mut calls) = (Said::default(), Vec::new());
+            // The part that is open: openai-node refuses texts of a part that was not added.
+            let mut open = Value::Null;
+            let part = |event: &Value, kind: &Value| {
+                json!([
+                    event["item_id"],
+                    event["output_index"],
+                    event["content_index"],
+                    kind
+                ])
+            };
             for event in &events {
                 match event["type"].as_str().unwrap() {
-                    "response.output_text.delta" => said.content += &string(&event["delta"]),
-                    "response.reasoning_text.delta" => said.reasoning += &string(&event["delta"]),
+                    "response.content_part.added" => {
+                        assert_eq!(open, Value::Null);
+                        open = part(event, &event["part"]["type"]);
+                    }
+                    "response.content_part.done" => {
+                        assert_eq!(open.take(), part(event, &event["part"]["type"]));
+                    }
+                    "response.output_text.delta" => {
+                        assert_eq!(open, part(event, &"output_text".into()));
+                        said.content += &string(&event["delta"]);
+                    }
+                    "response.reasoning_text.delta" => {
+                        assert_eq!(open, part(event, &"reasoning_text".into()));
+                        said.reasoning += &string(&event["delta"]);
+                    }
                     "response.output_item.added" => {
                         said.order.push(string(&event["item"]["type"]));
                         if event["item"]["type"] == "function_call" {
@@ -95,6 +118,7 @@ pub const APIS: [Api; 4] = [
                     _ => {}
                 }
             }
+            assert_eq!(open, Value::Null);
             said.calls = put_together(calls);
             let last = items(&events.last().unwrap()["response"]);
             said.reason = last.reason.clone();
