@@ -4,6 +4,7 @@
 mod answer;
 mod events;
 mod input;
+mod tools;
 
 use std::sync::Arc;
 
@@ -35,9 +36,9 @@ pub async fn create(
         let (gateway, text) = (gateway.clone(), text.clone());
         move |fields: &Fields<'_>| {
             let previous = previous(&gateway, keyspace, fields)?;
-            let (chat, messages) = as_chat(fields, previous)?;
-            let asked = chat::asked(&gateway, &text, &Fields::new(&chat))?;
-            Ok((asked, Answer::new(&gateway, fields, messages, keyspace)?))
+            let chat = as_chat(fields, previous)?;
+            let asked = chat::asked(&gateway, &text, &Fields::new(&chat.fields))?;
+            Ok((asked, Answer::new(&gateway, fields, chat, keyspace)?))
         }
     };
     let (taken, mut answer) = gateway.0.intake.take(request, read).await?.apart();

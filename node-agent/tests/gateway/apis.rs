@@ -2,6 +2,7 @@
 
 mod every_api;
 mod readers;
+mod responses;
 mod single_apis;
 mod thoughts;
 mod tools;

@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::input::said;
+use super::input::{Chat, said};
+use super::tools::Namespaced;
 use crate::gateway::Gateway;
 use crate::gateway::conversation::call_id;
 use crate::gateway::in_flight::{AnsweredChoice, Block};
@@ -20,6 +21,7 @@ pub struct Answer {
     store: bool,
     /// The conversation before the answer.
     messages: Vec<Value>,
+    namespaced: Namespaced,
     /// What of the request is said again.
     echoed: Map<String, Value>,
     id: String,
@@ -32,7 +34,7 @@ impl Answer {
     pub fn new(
         gateway: &Gateway,
         fields: &Fields<'_>,
-        messages: Vec<Value>,
+        chat: Chat,
         keyspace: u64,
     ) -> Result<Self, ApiError> {
         let mut echoed = Map::new();
@@ -56,7 +58,8 @@ impl Answer {
             gateway: gateway.clone(),
             keyspace,
             store: fields.boolean("store")?.unwrap_or(true),
-            messages,
+            messages: chat.messages,
+            namespaced: chat.namespaced,
             echoed,
             id: request_id::unique("resp").replace('-', "_"),
             created: unix_seconds(),
@@ -91,7 +94,7 @@ impl Answer {
         let items = answered.blocks.iter().map(|block| match block {
             Block::Content(text) => message(text, "completed"),
             Block::Reasoning(text) => reasoning(text, "completed"),
-            Block::Call { name, arguments } => function_call(name, arguments, "completed"),
+            Block::Call { name, arguments } => self.function_call(name, arguments, "completed"),
         });
         self.output = items.collect();
         if self.output.is_empty() {
@@ -102,6 +105,23 @@ impl Answer {
         if let Some(last) = self.output.last_mut() {
             last["status"] = status.into();
         }
+    }
+
+    /// With the name that the client knows.
+    pub fn function_call(&self, name: &str, arguments: &str, status: &str) -> Value {
+        let mut call = json!({
+            "type": "function_call",
+            "id": request_id::unique("fc").replace('-', "_"),
+            "call_id": call_id(request_id::random()),
+            "name": name,
+            "arguments": arguments,
+            "status": status,
+        });
+        if let Some((namespace, name)) = self.namespaced.get(name) {
+            call["namespace"] = namespace.as_str().into();
+            call["name"] = name.as_str().into();
+        }
+        call
     }
 
     /// Of the response and its last item.
@@ -172,15 +192,4 @@ pub fn reasoning(text: &str, status: &str) -> Value {
 
 pub fn reasoning_text(text: &str) -> Value {
     json!({"type": "reasoning_text", "text": text})
-}
-
-pub fn function_call(name: &str, arguments: &str, status: &str) -> Value {
-    json!({
-        "type": "function_call",
-        "id": request_id::unique("fc").replace('-', "_"),
-        "call_id": call_id(request_id::random()),
-        "name": name,
-        "arguments": arguments,
-        "status": status,
-    })
 }

@@ -3,7 +3,7 @@
 use prima_text::AnswerPart;
 use serde_json::{Value, json};
 
-use super::answer::{Answer, function_call, message, output_text, reasoning, reasoning_text};
+use super::answer::{Answer, message, output_text, reasoning, reasoning_text};
 use crate::gateway::in_flight::AnswerProgress;
 use crate::gateway::stream::{Format, Message};
 use crate::generation::FinishReason;
@@ -93,7 +93,7 @@ impl Events {
                 (ItemKind::Reasoning, "response.reasoning_text.delta", text)
             }
             AnswerPart::Call { name } => {
-                let item = function_call(&name, "", "in_progress");
+                let item = self.answer.function_call(&name, "", "in_progress");
                 return self.begin(ItemKind::Call, item, messages);
             }
             AnswerPart::Arguments(text) => (

@@ -4,16 +4,22 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
+use super::tools::{Namespaced, flat_name, functions};
 use crate::gateway::chat;
 use crate::gateway::openai_error::ApiError;
 use crate::gateway::request::Fields;
 use crate::gateway::said::Conversation;
 
-/// The chat's fields, and its messages without the instructions, which hold for one request only.
-pub fn as_chat(
-    fields: &Fields<'_>,
-    previous: Option<Arc<Conversation>>,
-) -> Result<(Map<String, Value>, Vec<Value>), ApiError> {
+/// A request as a chat.
+pub struct Chat {
+    pub fields: Map<String, Value>,
+    /// Without the instructions, which hold for one request only.
+    pub messages: Vec<Value>,
+    /// Functions that have another name in it.
+    pub namespaced: Namespaced,
+}
+
+pub fn as_chat(fields: &Fields<'_>, previous: Option<Arc<Conversation>>) -> Result<Chat, ApiError> {
     let mut chat = fields.renamed(&[
         ("model", "model"),
         ("max_output_tokens", "max_tokens"),
@@ -41,11 +47,10 @@ pub fn as_chat(
         };
         chat.insert("response_format".into(), form);
     }
+    let mut namespaced = Namespaced::new();
     if let Some(tools) = fields.array("tools")? {
-        let functions = tools.iter().filter(|tool| tool["type"] == "function");
-        let functions =
-            functions.map(|tool| json!({"type": "function", "function": without_type(tool)}));
-        chat.insert("tools".into(), functions.collect());
+        let functions = functions(tools, &mut namespaced)?;
+        chat.insert("tools".into(), functions.into());
     }
     match fields.get("tool_choice") {
         None => {}
@@ -76,15 +81,11 @@ pub fn as_chat(
         whole.insert(0, json!({"role": "system", "content": instructions}));
     }
     chat.insert("messages".into(), whole.into());
-    Ok((chat, messages))
-}
-
-fn without_type(tool: &Value) -> Value {
-    let mut function = tool.clone();
-    if let Some(map) = function.as_object_mut() {
-        map.remove("type");
-    }
-    function
+    Ok(Chat {
+        fields: chat,
+        messages,
+        namespaced,
+    })
 }
 
 /// Adds one item of the input to the conversation.
@@ -119,10 +120,14 @@ pub fn said(number: usize, item: &Value, messages: &mut Vec<Value>) -> Result<()
             }
         }
         "function_call" => {
+            let name = match (item["namespace"].as_str(), item["name"].as_str()) {
+                (Some(namespace), Some(name)) => Value::from(flat_name(namespace, name)),
+                _ => item["name"].clone(),
+            };
             let call = json!({
                 "id": item["call_id"],
                 "type": "function",
-                "function": {"name": item["name"], "arguments": item["arguments"]},
+                "function": {"name": name, "arguments": item["arguments"]},
             });
             let answer = messages
                 .last_mut()

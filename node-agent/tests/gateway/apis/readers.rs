@@ -217,7 +217,7 @@ fn of_function(function: &Value) -> (String, Value) {
     )
 }
 
-fn data(stream: &str) -> Vec<Value> {
+pub fn data(stream: &str) -> Vec<Value> {
     let data = stream
         .lines()
         .filter_map(|line| line.strip_prefix("data: "));
