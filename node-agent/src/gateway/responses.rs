@@ -6,6 +6,7 @@ mod events;
 mod input;
 mod tools;
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use axum::extract::{Path, Request, State};
@@ -23,7 +24,7 @@ use super::said::Conversation;
 use super::stream;
 use answer::Answer;
 use events::Events;
-use input::as_chat;
+use input::{as_chat, reference};
 
 pub async fn create(
     State(gateway): State<Gateway>,
@@ -36,7 +37,8 @@ pub async fn create(
         let (gateway, text) = (gateway.clone(), text.clone());
         move |fields: &Fields<'_>| {
             let previous = previous(&gateway, keyspace, fields)?;
-            let chat = as_chat(fields, previous)?;
+            let referenced = referenced(&gateway, keyspace, fields);
+            let chat = as_chat(fields, previous, referenced)?;
             let asked = chat::asked(&gateway, &text, &Fields::new(&chat.fields))?;
             Ok((asked, Answer::new(&gateway, fields, chat, keyspace)?))
         }
@@ -79,4 +81,14 @@ fn previous(
             format!("previous_response_id: {gone}"),
         )
     })
+}
+
+/// The items that the input names instead of sending them, as far as they are kept.
+fn referenced(gateway: &Gateway, keyspace: u64, fields: &Fields<'_>) -> HashMap<String, Value> {
+    let input = fields.get("input").and_then(Value::as_array);
+    let ids: HashSet<&str> = input.into_iter().flatten().filter_map(reference).collect();
+    match ids.is_empty() {
+        true => HashMap::new(),
+        false => gateway.0.said.items(&ids, keyspace),
+    }
 }

@@ -1,6 +1,6 @@
 //! Conversations that are kept for whoever names the last answer instead of sending them again: the latest ones, within a bound.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::Value;
@@ -55,6 +55,18 @@ impl Said {
             .find(|one| one.id == id && one.keyspace == keyspace)?;
         Some(found.conversation.clone())
     }
+
+    /// Those of the items that answers are made of, by their ids, for those who may see them.
+    pub fn items(&self, ids: &HashSet<&str>, keyspace: u64) -> HashMap<String, Value> {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = kept.iter().filter(|one| one.keyspace == keyspace);
+        let items = own.flat_map(|one| one.conversation.response["output"].as_array());
+        let found = items.flatten().filter_map(|item| {
+            let id = item["id"].as_str().filter(|id| ids.contains(id))?;
+            Some((id.to_owned(), item.clone()))
+        });
+        found.collect()
+    }
 }
 
 #[cfg(test)]
@@ -75,6 +87,20 @@ mod tests {
         said.keep("a".into(), 1, conversation(3));
         assert_eq!(said.get("a", 1).unwrap().messages, ["xxx"]);
         assert!(said.get("a", 2).is_none() && said.get("b", 1).is_none());
+    }
+
+    #[test]
+    fn an_item_is_found_for_its_own_key_only() {
+        let said = Said::default();
+        let [one, other] = ["m1", "m2"].map(|id| json!({"id": id, "type": "message"}));
+        let conversation = Conversation {
+            messages: Vec::new(),
+            response: json!({"output": [one, other]}),
+        };
+        said.keep("a".into(), 1, conversation);
+        let ids = HashSet::from(["m2", "m3"]);
+        assert_eq!(said.items(&ids, 1), HashMap::from([("m2".into(), other)]));
+        assert!(said.items(&ids, 2).is_empty());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The items that a request brings, said again as a chat.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
@@ -7,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::tools::{Namespaced, flat_name, functions};
 use crate::gateway::chat;
 use crate::gateway::openai_error::ApiError;
-use crate::gateway::request::Fields;
+use crate::gateway::request::{Fields, shown};
 use crate::gateway::said::Conversation;
 
 /// A request as a chat.
@@ -19,7 +20,12 @@ pub struct Chat {
     pub namespaced: Namespaced,
 }
 
-pub fn as_chat(fields: &Fields<'_>, previous: Option<Arc<Conversation>>) -> Result<Chat, ApiError> {
+/// `previous`: the conversation that the request goes on with. `referenced`: the items that it names.
+pub fn as_chat(
+    fields: &Fields<'_>,
+    previous: Option<Arc<Conversation>>,
+    mut referenced: HashMap<String, Value>,
+) -> Result<Chat, ApiError> {
     let mut chat = fields.renamed(&[
         ("model", "model"),
         ("max_output_tokens", "max_tokens"),
@@ -71,7 +77,14 @@ pub fn as_chat(fields: &Fields<'_>, previous: Option<Arc<Conversation>>) -> Resu
         Some(Value::String(text)) => messages.push(json!({"role": "user", "content": text})),
         Some(Value::Array(items)) => {
             for (number, item) in items.iter().enumerate() {
-                said(number, item, &mut messages)?;
+                match reference(item) {
+                    None => said(number, item, &mut messages)?,
+                    Some(id) => {
+                        // Each once, so that a conversation is no larger than what is sent and kept.
+                        let item = referenced.remove(id).ok_or_else(|| not_kept(number, id))?;
+                        said(number, &item, &mut messages)?;
+                    }
+                }
             }
         }
         Some(other) => return Err(fields.wrong("input", "a string or an array of items", other)),
@@ -86,6 +99,21 @@ pub fn as_chat(fields: &Fields<'_>, previous: Option<Arc<Conversation>>) -> Resu
         messages,
         namespaced,
     })
+}
+
+/// The id of an item that stands for another one, as Vercel's AI SDK sends what was answered before.
+pub fn reference(item: &Value) -> Option<&str> {
+    let is_reference = item["type"] == "item_reference";
+    is_reference.then(|| item["id"].as_str().unwrap_or_default())
+}
+
+fn not_kept(number: usize, id: &str) -> ApiError {
+    let path = format!("input[{number}].id");
+    let problem = format!(
+        "{path}: no item `{}` is kept here (any more), or it is named twice; send the item itself",
+        shown(id)
+    );
+    ApiError::invalid(path, problem)
 }
 
 /// Adds one item of the input to the conversation.

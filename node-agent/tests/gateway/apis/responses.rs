@@ -1,10 +1,11 @@
-//! What only OpenAI's API of responses has: namespaces of functions.
+//! What only OpenAI's API of responses has: namespaces of functions, and items that stand for what was answered before.
 
 use prima_node_agent::generation::FinishReason;
 use serde_json::{Value, json};
 
 use super::readers::{answered, data};
 use super::{TEMPLATE, accepted};
+use crate::client::post;
 use crate::server::{Server, options, text};
 
 const ROUTE: &str = "/v1/responses";
@@ -66,5 +67,63 @@ async fn a_function_of_a_namespace_is_told_and_called() {
         let prompt = accepted(&mut server, ROUTE, &body).await.prompt();
         let expected = format!("user: u|assistant: {call}|tool: r|");
         assert!(prompt.starts_with(&expected), "{prompt}");
+    }
+}
+
+/// So Vercel's AI SDK sends what was answered before.
+#[tokio::test]
+async fn an_item_may_be_named_instead_of_sent() {
+    let mut server = server().await;
+    let question = json!({"role": "user", "content": "u"});
+    let function = json!({"type": "function", "name": "f", "parameters": {"type": "object"}});
+    let body = json!({"input": [question], "tools": [function]});
+    let call = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
+    let answer = format!("<think>hm</think>x{call}");
+    let response = response(&mut server, &body, &answer).await;
+    let output = response["output"].as_array().unwrap();
+    let kinds: Vec<&Value> = output.iter().map(|item| &item["type"]).collect();
+    assert_eq!(kinds, ["reasoning", "message", "function_call"]);
+
+    let mut input = vec![question];
+    let named = output
+        .iter()
+        .map(|item| json!({"type": "item_reference", "id": item["id"]}));
+    input.extend(named);
+    input.push(
+        json!({"type": "function_call_output", "call_id": output[2]["call_id"], "output": "r"}),
+    );
+    let prompt = accepted(&mut server, ROUTE, &json!({"input": input}))
+        .await
+        .prompt();
+    assert_eq!(
+        prompt,
+        format!("user: u|assistant: (hm)x{call}|tool: r|assistant: ")
+    );
+}
+
+#[tokio::test]
+async fn an_item_that_is_not_kept_is_refused_by_its_id() {
+    let mut server = server().await;
+    let kept = response(&mut server, &json!({"input": "u"}), "x").await;
+    let gone = response(&mut server, &json!({"input": "u", "store": false}), "x").await;
+    let named =
+        |response: &Value| json!({"type": "item_reference", "id": response["output"][0]["id"]});
+    for (input, place) in [
+        (json!([named(&gone)]), 0),
+        (json!([named(&kept), named(&gone)]), 1),
+        (json!([named(&kept), named(&kept)]), 1),
+        (json!([{"type": "item_reference"}]), 0),
+    ] {
+        let body = json!({"input": input});
+        let reply = post(ROUTE, &body).send(server.address).await;
+        assert_eq!(reply.status, 400, "{body}");
+        let error = reply.json().await["error"].take();
+        assert_eq!(error["param"], format!("input[{place}].id"));
+        let id = input[place]["id"].as_str().unwrap_or_default();
+        let message = error["message"].as_str().unwrap();
+        assert!(
+            message.contains(&format!("no item `{id}` is kept")),
+            "{message}"
+        );
     }
 }
