@@ -165,6 +165,17 @@ pub fn arguments(path: &str, text: &str) -> Result<Value, ApiError> {
     }
 }
 
+/// What the model reads instead of a part that is no text.
+const NO_TEXT: &str = "[an image, which this model cannot read]";
+
+/// The text of a tool's result that came in parts.
+pub fn result_text(parts: &[Value]) -> String {
+    let texts = parts
+        .iter()
+        .map(|part| part["text"].as_str().unwrap_or(NO_TEXT));
+    texts.collect::<Vec<_>>().join("\n")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,6 +10,7 @@ use crate::gateway::chat;
 use crate::gateway::openai_error::ApiError;
 use crate::gateway::request::{Fields, shown};
 use crate::gateway::said::Conversation;
+use crate::gateway::tools::result_text;
 
 /// A request as a chat.
 pub struct Chat {
@@ -175,6 +176,9 @@ pub fn said(number: usize, item: &Value, messages: &mut Vec<Value>) -> Result<()
         "function_call_output" => {
             let output = match &item["output"] {
                 Value::String(text) => text.clone(),
+                Value::Array(parts) if parts.iter().all(|part| part["type"].is_string()) => {
+                    result_text(parts)
+                }
                 other => other.to_string(),
             };
             messages

@@ -1,4 +1,5 @@
-//! What only OpenAI's API of responses has: namespaces of functions, and items that stand for what was answered before.
+//! What only OpenAI's API of responses has: namespaces of functions, items that stand for what was answered before, and
+//! results of tools in parts.
 
 use prima_node_agent::generation::FinishReason;
 use serde_json::{Value, json};
@@ -125,5 +126,31 @@ async fn an_item_that_is_not_kept_is_refused_by_its_id() {
             message.contains(&format!("no item `{id}` is kept")),
             "{message}"
         );
+    }
+}
+
+#[tokio::test]
+async fn the_result_of_a_tool_may_come_in_parts() {
+    let mut server = server().await;
+    let text = |text: &str| json!({"type": "input_text", "text": text});
+    let image = json!({"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="});
+    for (output, told) in [
+        (json!([text("r")]), "r"),
+        (
+            json!([text("r"), image, text("s")]),
+            "r\n[an image, which this model cannot read]\ns",
+        ),
+        (json!([]), ""),
+        // None of the API's parts.
+        (json!([{"a": 1}]), "[{\"a\":1}]"),
+    ] {
+        let body = json!({"input": [
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": output},
+        ]});
+        let prompt = accepted(&mut server, ROUTE, &body).await.prompt();
+        let call = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
+        let expected = format!("assistant: {call}|tool: {told}|assistant: ");
+        assert_eq!(prompt, expected, "{body}");
     }
 }
