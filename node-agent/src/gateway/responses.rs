@@ -7,9 +7,9 @@ mod input;
 mod tools;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 
 use axum::extract::{Path, Request, State};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde_json::Value;
@@ -20,7 +20,6 @@ use super::chat;
 use super::in_flight::InFlight;
 use super::openai_error::ApiError;
 use super::request::Fields;
-use super::said::Conversation;
 use super::stream;
 use answer::Answer;
 use events::Events;
@@ -36,9 +35,9 @@ pub async fn create(
     let read = {
         let (gateway, text) = (gateway.clone(), text.clone());
         move |fields: &Fields<'_>| {
-            let previous = previous(&gateway, keyspace, fields)?;
+            let messages = previous(&gateway, keyspace, fields)?;
             let referenced = referenced(&gateway, keyspace, fields);
-            let chat = as_chat(fields, previous, referenced)?;
+            let chat = as_chat(fields, messages, referenced)?;
             let asked = chat::asked(&gateway, &text, &Fields::new(&chat.fields))?;
             Ok((asked, Answer::new(&gateway, fields, chat, keyspace)?))
         }
@@ -59,22 +58,20 @@ pub async fn get(
     State(gateway): State<Gateway>,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
-) -> Result<Json<Value>, ApiError> {
-    let kept = gateway.0.said.get(&id, caller.keyspace);
-    let kept = kept.ok_or(ApiError::NoSuchResponse { id })?;
-    Ok(Json(kept.response.clone()))
+) -> Result<Response, ApiError> {
+    let kept = gateway.0.said.response(&id, caller.keyspace);
+    let response = kept.ok_or(ApiError::NoSuchResponse { id })?;
+    let content_type = [(header::CONTENT_TYPE, "application/json")];
+    Ok((content_type, response).into_response())
 }
 
-fn previous(
-    gateway: &Gateway,
-    keyspace: u64,
-    fields: &Fields<'_>,
-) -> Result<Option<Arc<Conversation>>, ApiError> {
+/// The messages of the conversation that the request goes on with.
+fn previous(gateway: &Gateway, keyspace: u64, fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
     let Some(id) = fields.string("previous_response_id")? else {
-        return Ok(None);
+        return Ok(Vec::new());
     };
-    let kept = gateway.0.said.get(id, keyspace);
-    kept.map(Some).ok_or_else(|| {
+    let kept = gateway.0.said.messages(id, keyspace);
+    kept.ok_or_else(|| {
         let gone = ApiError::NoSuchResponse { id: id.to_owned() };
         ApiError::invalid(
             "previous_response_id",

@@ -1,72 +1,108 @@
-//! Conversations that are kept for whoever names the last answer instead of sending them again: the latest ones, within a bound.
+//! Conversations that are kept for whoever names the last answer, or items of one, instead of sending them again: the latest ones, within a
+//! bound.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use bytes::Bytes;
 use serde_json::Value;
 
-/// Bytes of all conversations together, as JSON.
-const MAX_BYTES: usize = 16 << 20;
+use super::request::{MAX_VALUES, values_at_most};
 
-/// A conversation up to and with an answer.
-pub struct Conversation {
-    /// As a chat's.
-    pub messages: Vec<Value>,
-    /// What was answered.
-    pub response: Value,
-}
+/// Bytes of all conversations together.
+const MAX_BYTES: usize = 16 << 20;
 
 /// The latest conversations.
 #[derive(Default)]
 pub struct Said(Mutex<VecDeque<Kept>>);
 
+/// A conversation up to and with an answer, as JSON: its values would take many times as much memory.
 struct Kept {
     id: String,
     keyspace: u64,
-    bytes: usize,
-    conversation: Arc<Conversation>,
+    /// As a chat's.
+    messages: Bytes,
+    /// What was answered.
+    response: Bytes,
+    /// Of the response, by their ids.
+    items: Vec<(String, Bytes)>,
 }
 
 impl Said {
-    /// Keeps a conversation; the oldest ones give way to it.
-    pub fn keep(&self, id: String, keyspace: u64, conversation: Conversation) {
-        let messages = conversation
-            .messages
-            .iter()
-            .map(|one| one.to_string().len());
-        let bytes = messages.sum::<usize>() + conversation.response.to_string().len();
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.push_back(Kept {
+    /// Keeps a conversation and the response that it ends with; the oldest ones give way to it.
+    pub fn keep(&self, id: String, keyspace: u64, messages: Vec<Value>, response: &Value) {
+        let messages = text(&Value::Array(messages));
+        // It could not be read again within the memory that a request may take.
+        if values_at_most(&messages) > MAX_VALUES {
+            return;
+        }
+        let output = response["output"].as_array().into_iter().flatten();
+        let items = output.filter_map(|item| Some((item["id"].as_str()?.to_owned(), text(item))));
+        let conversation = Kept {
             id,
             keyspace,
-            bytes,
-            conversation: Arc::new(conversation),
-        });
-        while kept.iter().map(|one| one.bytes).sum::<usize>() > MAX_BYTES {
+            messages,
+            response: text(response),
+            items: items.collect(),
+        };
+        let mut kept = self.kept();
+        kept.push_back(conversation);
+        while kept.iter().map(Kept::bytes).sum::<usize>() > MAX_BYTES {
             kept.pop_front();
         }
     }
 
-    /// The conversation that ends with this answer, for those who may see it.
-    pub fn get(&self, id: &str, keyspace: u64) -> Option<Arc<Conversation>> {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// The messages of the conversation that ends with this response, for those who may see it.
+    pub fn messages(&self, id: &str, keyspace: u64) -> Option<Vec<Value>> {
+        let messages = self.find(id, keyspace, |found| found.messages.clone())?;
+        serde_json::from_slice(&messages).ok()
+    }
+
+    /// This response as JSON, for those who may see it.
+    pub fn response(&self, id: &str, keyspace: u64) -> Option<Bytes> {
+        self.find(id, keyspace, |found| found.response.clone())
+    }
+
+    /// Those of the items of responses, by their ids, for those who may see them.
+    pub fn items(&self, ids: &HashSet<&str>, keyspace: u64) -> HashMap<String, Value> {
+        let found: Vec<(String, Bytes)> = {
+            let kept = self.kept();
+            let own = kept.iter().filter(|one| one.keyspace == keyspace);
+            let items = own.flat_map(|one| &one.items);
+            let named = items.filter(|(id, _)| ids.contains(id.as_str()));
+            named.cloned().collect()
+        };
+        let read = found
+            .into_iter()
+            .filter_map(|(id, item)| Some((id, serde_json::from_slice(&item).ok()?)));
+        read.collect()
+    }
+
+    fn find(&self, id: &str, keyspace: u64, part: fn(&Kept) -> Bytes) -> Option<Bytes> {
+        let kept = self.kept();
         let found = kept
             .iter()
             .find(|one| one.id == id && one.keyspace == keyspace)?;
-        Some(found.conversation.clone())
+        Some(part(found))
     }
 
-    /// Those of the items that answers are made of, by their ids, for those who may see them.
-    pub fn items(&self, ids: &HashSet<&str>, keyspace: u64) -> HashMap<String, Value> {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = kept.iter().filter(|one| one.keyspace == keyspace);
-        let items = own.flat_map(|one| one.conversation.response["output"].as_array());
-        let found = items.flatten().filter_map(|item| {
-            let id = item["id"].as_str().filter(|id| ids.contains(id))?;
-            Some((id.to_owned(), item.clone()))
-        });
-        found.collect()
+    fn kept(&self) -> MutexGuard<'_, VecDeque<Kept>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl Kept {
+    fn bytes(&self) -> usize {
+        let items = self.items.iter().map(|(id, item)| id.len() + item.len());
+        self.id.len() + self.messages.len() + self.response.len() + items.sum::<usize>()
+    }
+}
+
+/// Without the room in which a text grows.
+fn text(value: &Value) -> Bytes {
+    let mut text = value.to_string();
+    text.shrink_to_fit();
+    text.into()
 }
 
 #[cfg(test)]
@@ -74,30 +110,25 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn conversation(bytes: usize) -> Conversation {
-        Conversation {
-            messages: vec!["x".repeat(bytes).into()],
-            response: json!({}),
-        }
-    }
-
     #[test]
     fn a_conversation_is_kept_for_its_own_key_only() {
         let said = Said::default();
-        said.keep("a".into(), 1, conversation(3));
-        assert_eq!(said.get("a", 1).unwrap().messages, ["xxx"]);
-        assert!(said.get("a", 2).is_none() && said.get("b", 1).is_none());
+        let response = json!({"id": "a"});
+        said.keep("a".into(), 1, vec!["m".into()], &response);
+        assert_eq!(said.messages("a", 1).unwrap(), ["m"]);
+        assert_eq!(said.response("a", 1).unwrap(), response.to_string());
+        for (id, keyspace) in [("a", 2), ("b", 1)] {
+            assert_eq!(said.messages(id, keyspace), None);
+            assert_eq!(said.response(id, keyspace), None);
+        }
     }
 
     #[test]
     fn an_item_is_found_for_its_own_key_only() {
         let said = Said::default();
         let [one, other] = ["m1", "m2"].map(|id| json!({"id": id, "type": "message"}));
-        let conversation = Conversation {
-            messages: Vec::new(),
-            response: json!({"output": [one, other]}),
-        };
-        said.keep("a".into(), 1, conversation);
+        let response = json!({"output": [one, other]});
+        said.keep("a".into(), 1, Vec::new(), &response);
         let ids = HashSet::from(["m2", "m3"]);
         assert_eq!(said.items(&ids, 1), HashMap::from([("m2".into(), other)]));
         assert!(said.items(&ids, 2).is_empty());
@@ -106,10 +137,35 @@ mod tests {
     #[test]
     fn the_oldest_give_way() {
         let said = Said::default();
-        for id in ["a", "b", "c"] {
-            said.keep(id.into(), 1, conversation(MAX_BYTES / 3));
+        let ids = ["a", "b", "c"];
+        for id in ids {
+            let message = "x".repeat(MAX_BYTES / 3).into();
+            said.keep(id.into(), 1, vec![message], &json!({}));
         }
-        assert!(said.get("a", 1).is_none());
-        assert!(said.get("b", 1).is_some() && said.get("c", 1).is_some());
+        let kept = ids.map(|id| said.messages(id, 1).is_some());
+        assert_eq!(kept, [false, true, true]);
+    }
+
+    /// Each of these numbers takes two bytes, and more than sixty as a value.
+    #[test]
+    fn as_many_are_kept_as_their_texts_have_room() {
+        let said = Said::default();
+        let response = json!({"tools": vec![0; 100_000]});
+        let first_gone = (0..).find(|nth| {
+            said.keep(format!("{nth}"), 1, Vec::new(), &response);
+            said.response("0", 1).is_none()
+        });
+        assert_eq!(first_gone, Some(MAX_BYTES / 200_000));
+    }
+
+    #[test]
+    fn what_takes_too_much_memory_to_read_is_not_kept() {
+        let said = Said::default();
+        let messages = |values: usize| vec![Value::from(vec![0; values])];
+        // The two arrays are values, too.
+        said.keep("a".into(), 1, messages(MAX_VALUES - 2), &json!({}));
+        said.keep("b".into(), 1, messages(MAX_VALUES), &json!({}));
+        assert!(said.messages("a", 1).is_some());
+        assert!(said.messages("b", 1).is_none());
     }
 }

@@ -11,8 +11,10 @@ use crate::gateway::models::unix_seconds;
 use crate::gateway::openai_error::ApiError;
 use crate::gateway::request::Fields;
 use crate::gateway::request_id;
-use crate::gateway::said::Conversation;
 use crate::generation::{FinishReason, Usage};
+
+/// OpenAI's limit.
+const MAX_METADATA: usize = 16;
 
 /// A response: what has been answered, and what of the request is in it.
 pub struct Answer {
@@ -37,6 +39,15 @@ impl Answer {
         chat: Chat,
         keyspace: u64,
     ) -> Result<Self, ApiError> {
+        if let Some(metadata) = fields.get("metadata") {
+            let are_few_strings = metadata.as_object().is_some_and(|strings| {
+                strings.len() <= MAX_METADATA && strings.values().all(Value::is_string)
+            });
+            if !are_few_strings {
+                let must = format!("an object of at most {MAX_METADATA} strings");
+                return Err(fields.wrong("metadata", &must, metadata));
+            }
+        }
         let mut echoed = Map::new();
         for (name, absent) in [
             ("instructions", Value::Null),
@@ -153,14 +164,8 @@ impl Answer {
                 // Ours are never wrong.
                 let _ = said(number, item, &mut messages);
             }
-            let conversation = Conversation {
-                messages,
-                response: response.clone(),
-            };
-            self.gateway
-                .0
-                .said
-                .keep(self.id.clone(), self.keyspace, conversation);
+            let kept = &self.gateway.0.said;
+            kept.keep(self.id.clone(), self.keyspace, messages, &response);
         }
         response
     }

@@ -1,7 +1,6 @@
 //! The items that a request brings, said again as a chat.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
@@ -9,7 +8,6 @@ use super::tools::{Namespaced, flat_name, functions};
 use crate::gateway::chat;
 use crate::gateway::openai_error::ApiError;
 use crate::gateway::request::{Fields, shown};
-use crate::gateway::said::Conversation;
 use crate::gateway::tools::result_text;
 
 /// A request as a chat.
@@ -21,10 +19,10 @@ pub struct Chat {
     pub namespaced: Namespaced,
 }
 
-/// `previous`: the conversation that the request goes on with. `referenced`: the items that it names.
+/// `messages`: of the conversation that the request goes on with. `referenced`: the items that it names.
 pub fn as_chat(
     fields: &Fields<'_>,
-    previous: Option<Arc<Conversation>>,
+    mut messages: Vec<Value>,
     mut referenced: HashMap<String, Value>,
 ) -> Result<Chat, ApiError> {
     let mut chat = fields.renamed(&[
@@ -72,7 +70,6 @@ pub fn as_chat(
             chat.insert("tool_choice".into(), word.clone());
         }
     }
-    let mut messages = previous.map_or(Vec::new(), |previous| previous.messages.clone());
     match fields.get("input") {
         None => return Err(fields.missing("input")),
         Some(Value::String(text)) => messages.push(json!({"role": "user", "content": text})),

@@ -1,12 +1,12 @@
-//! What only OpenAI's API of responses has: namespaces of functions, items that stand for what was answered before, and
-//! results of tools in parts.
+//! What only OpenAI's API of responses has: namespaces of functions, items that stand for what was answered before,
+//! results of tools in parts, and responses that are kept.
 
 use prima_node_agent::generation::FinishReason;
 use serde_json::{Value, json};
 
 use super::readers::{answered, data};
 use super::{TEMPLATE, accepted};
-use crate::client::post;
+use crate::client::{get, post};
 use crate::server::{Server, options, text};
 
 const ROUTE: &str = "/v1/responses";
@@ -152,5 +152,36 @@ async fn the_result_of_a_tool_may_come_in_parts() {
         let call = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
         let expected = format!("assistant: {call}|tool: {told}|assistant: ");
         assert_eq!(prompt, expected, "{body}");
+    }
+}
+
+#[tokio::test]
+async fn a_kept_response_comes_back_as_it_was() {
+    let mut server = server().await;
+    let metadata = json!({"a": "b"});
+    let body = json!({"input": "u", "metadata": metadata});
+    let response = response(&mut server, &body, "x").await;
+    assert_eq!(response["metadata"], metadata);
+    let path = format!("{ROUTE}/{}", response["id"].as_str().unwrap());
+    let reply = get(path).send(server.address).await;
+    assert_eq!(reply.header("content-type"), Some("application/json"));
+    assert_eq!(reply.json().await, response);
+}
+
+#[tokio::test]
+async fn metadata_is_a_few_strings() {
+    let mut server = server().await;
+    let strings = |number: usize| -> Value {
+        let named = (0..number).map(|nth| (format!("m{nth}"), "x".into()));
+        Value::Object(named.collect())
+    };
+    let body = |metadata: Value| json!({"input": "u", "metadata": metadata});
+    for metadata in [json!([0]), json!("m"), json!({"m": 1}), strings(17)] {
+        let refused = post(ROUTE, &body(metadata)).send(server.address).await;
+        assert_eq!(refused.status, 400);
+        assert_eq!(refused.json().await["error"]["param"], "metadata");
+    }
+    for metadata in [Value::Null, strings(16)] {
+        accepted(&mut server, ROUTE, &body(metadata)).await;
     }
 }
