@@ -151,7 +151,11 @@ fn metadata_that_is_not_computed_is_named() {
             |writer| {
                 writer.metadata("llama.feed_forward_length", vec![512, 512]);
             },
-            &["\"llama.feed_forward_length\"", "5 layers", "found 2 numbers"],
+            &[
+                "\"llama.feed_forward_length\"",
+                "5 layers",
+                "found 2 numbers",
+            ],
         ),
         (
             |writer| {
