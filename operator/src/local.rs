@@ -162,8 +162,8 @@ const DEFAULT_PORT: u16 = 8080;
 const PORTS_TRIED: u16 = 100;
 const HEALTH_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Runs a ring until Ctrl-C, SIGTERM or SIGHUP (`Ok`), or until a member on this machine dies (`Err`). When a machine that is lent leaves, the
-/// others make another ring. No agent outlives it.
+/// Runs a ring until Ctrl-C, SIGTERM or, unless it is ignored, SIGHUP (`Ok`), or until a member on this machine dies (`Err`). When a machine
+/// that is lent leaves, the others make another ring. No agent outlives it.
 pub async fn run(args: RunArgs) -> Result<(), LocalError> {
     if !args.host.is_loopback() && args.api_key.is_none() {
         return Err(LocalError::Open { host: args.host });

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::inputs;
 use crate::machine::Machine;
 use crate::network::Network;
-use crate::process::{Ended, Process, send_signal};
+use crate::process::{Ended, Process, send_signal, under};
 use crate::{Endpoint, assets, http, wait_until};
 
 /// Arguments of `prima run`.
@@ -99,6 +99,12 @@ impl LocalRingBuilder {
         LocalRing::serving(Process::spawn(network.enter(self.command())))
     }
 
+    /// As [`start`](Self::start), by `nohup`: it is to outlive its terminal.
+    pub fn start_by_nohup(self) -> LocalRing {
+        let nohup = Command::new("nohup");
+        LocalRing::serving(Process::spawn(under(nohup, &self.command())))
+    }
+
     /// Runs `prima` where it is expected to end by itself, and waits for that.
     pub fn run_to_end(self) -> Ended {
         Process::spawn(self.command()).wait()
@@ -166,6 +172,11 @@ impl LocalRing {
     /// In ring order.
     pub fn members(&self) -> &[Member] {
         &self.members
+    }
+
+    /// The id of the process of `prima`.
+    pub fn pid(&self) -> u32 {
+        self.prima.id()
     }
 
     /// What `prima` has printed so far, for people to read.

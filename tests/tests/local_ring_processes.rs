@@ -175,6 +175,22 @@ fn ctrl_c_in_mid_stream_leaves_no_process_and_tells_the_client() {
 }
 
 #[test]
+fn a_ring_that_nohup_started_outlives_its_terminal() {
+    let ring = LocalRing::builder()
+        .model(&smollm2())
+        .members(2)
+        .start_by_nohup();
+    send_signal(ring.pid(), Signal::HUP);
+    assert!(!ring.complete("Once upon a time", 4).is_empty());
+    // A ring that was asked to end still answers for a moment. One that never hears the signal was not.
+    let status = fs::read_to_string(format!("/proc/{}/status", ring.pid())).unwrap();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = u64::from_str_radix(ignored.unwrap().trim(), 16).unwrap();
+    assert_eq!(ignored & 1, 1, "{status}");
+    ring.stop();
+}
+
+#[test]
 fn agents_die_with_a_prima_that_is_killed() {
     let ring = LocalRing::builder().model(&smollm2()).members(3).start();
     let members = ring.members().to_vec();
