@@ -55,7 +55,6 @@ pub struct ServeArgs {
         long = "api-key",
         value_name = "KEY",
         env = "PRIMA_API_KEY",
-        value_delimiter = ',',
         hide_env_values = true
     )]
     api_keys: Vec<String>,
