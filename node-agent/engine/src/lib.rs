@@ -17,7 +17,7 @@
 //!
 //! let tokens = [1, 2, 3];
 //! let mut activation = vec![0.0; tokens.len() * model.spec().hidden];
-//! Embedding::open(&model)?.embed(&tokens, &mut activation)?;
+//! Embedding::open(&model, &residency)?.embed(&tokens, &mut activation)?;
 //! let rows = BatchEntry { kv: &mut kv, first_position: 0, rows: tokens.len() };
 //! window.forward(&compute, &mut activation, &mut [rows])?;
 //! let mut logits = Vec::new();

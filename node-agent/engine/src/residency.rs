@@ -9,6 +9,7 @@ mod expert_reader;
 mod experts;
 mod plan;
 mod reader;
+mod rows;
 mod source;
 mod threads;
 
@@ -561,13 +562,17 @@ impl Streams {
         warmed.pieces = 0;
     }
 
+    /// Whether memory has room for all weights.
+    fn all_stay(&self) -> bool {
+        self.reader.plan().streamed.is_empty()
+            && self.experts.as_ref().is_none_or(ExpertCache::holds_all)
+    }
+
     fn warm(&self, limit: Duration) -> bool {
         let begun = Instant::now();
         let mut warmed = lock(&self.warmed);
         let plan = self.reader.plan();
-        let all_stay =
-            plan.streamed.is_empty() && self.experts.as_ref().is_none_or(ExpertCache::holds_all);
-        let pieces = match all_stay {
+        let pieces = match self.all_stay() {
             true => &[],
             false => self.cycle.pieces(),
         };

@@ -64,7 +64,7 @@ impl WholeModel {
     ) -> Result<Self, EngineError> {
         let all = 0..model.spec().layers.len();
         Ok(Self {
-            embedding: Embedding::open(&model)?,
+            embedding: Embedding::open(&model, &Residency::mapped())?,
             layers: LayerWindow::open(&model, all, devices, &Residency::mapped())?,
             output_head,
             model,

@@ -209,7 +209,7 @@ fn an_activation_of_another_size_than_the_batch_is_refused() {
 #[test]
 fn tokens_outside_the_vocabulary_are_refused() {
     let (_directory, runner) = runner();
-    let error = Embedding::open(&runner.model)
+    let error = Embedding::open(&runner.model, &runner.residency)
         .unwrap()
         .embed(&[95, 96], &mut [0.0; 512])
         .unwrap_err();

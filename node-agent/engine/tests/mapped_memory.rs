@@ -11,7 +11,7 @@
 
 use std::path::Path;
 
-use prima_engine::{Compute, Model};
+use prima_engine::{Compute, Embedding, Model};
 use prima_gguf::GgmlType;
 
 use prima_test_models::{MadeUpModel, Runner, smollm2};
@@ -80,6 +80,38 @@ fn a_limited_mixture_owns_its_buffers_and_little_more() {
     }
 }
 
+/// What is not in memory there would count as weights that the system has taken.
+#[test]
+fn an_embedding_is_not_touched_in_the_map_while_weights_stream() {
+    let directory = tempfile::tempdir().unwrap();
+    for tied in [false, true] {
+        let model = MadeUpModel {
+            layers: 2,
+            vocabulary: 4096,
+            formats: vec![GgmlType::F16],
+            tied,
+            seed: 1 + u64::from(tied),
+            ..MadeUpModel::default()
+        };
+        let path = model.write(directory.path());
+        let runner = Runner::limited(&path, &[2], 0, None);
+        let embedding = Embedding::open(&runner.model, &runner.residency).unwrap();
+        let tokens: Vec<u32> = (0..4096).collect();
+        let mut streamed = vec![0.0; tokens.len() * runner.model.spec().hidden];
+        let before = touched_in_map(&path);
+        embedding.embed(&tokens, &mut streamed).unwrap();
+        let touched = touched_in_map(&path);
+        assert!(touched <= before, "tied {tied}: {touched} after {before}");
+
+        // Where all weights stay, rows are read there.
+        runner.residency.set_budget(u64::MAX);
+        let mut mapped = vec![0.0; streamed.len()];
+        embedding.embed(&tokens, &mut mapped).unwrap();
+        assert!(touched_in_map(&path) > before, "tied {tied}");
+        assert!(mapped == streamed, "tied {tied}");
+    }
+}
+
 fn assert_a_copy_would_be_seen(path: &Path) {
     let before = anonymous_memory();
     let copy = std::fs::read(path).unwrap();
@@ -116,15 +148,28 @@ fn growth_of(start: impl FnOnce() -> Runner) -> (u64, Runner) {
 /// Bytes, from the kernel's accounting.
 fn anonymous_memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("RssAnon:"))
-        .unwrap();
-    line.trim()
-        .strip_suffix(" kB")
-        .unwrap()
-        .trim()
-        .parse::<u64>()
-        .unwrap()
-        * 1024
+    let mut lines = status.lines();
+    let line = lines.find_map(|line| line.strip_prefix("RssAnon:"));
+    bytes(line.unwrap())
+}
+
+/// Bytes of the maps of the file at `path` that this process has touched, from the kernel's accounting.
+fn touched_in_map(path: &Path) -> u64 {
+    let path = path.canonicalize().unwrap();
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut lines = maps.lines();
+    let mut touched = 0;
+    while let Some(line) = lines.next() {
+        if line.ends_with(path.to_str().unwrap()) {
+            let line = lines.find_map(|line| line.strip_prefix("Rss:"));
+            touched += bytes(line.unwrap());
+        }
+    }
+    touched
+}
+
+/// Of `1234 kB`.
+fn bytes(kilobytes: &str) -> u64 {
+    let number = kilobytes.trim().strip_suffix(" kB").unwrap();
+    number.trim().parse::<u64>().unwrap() * 1024
 }

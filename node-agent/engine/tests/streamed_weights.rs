@@ -174,7 +174,7 @@ fn windows_that_run_out_of_order_give_the_same_bits() {
     let hidden = runner.model.spec().hidden;
     let mut passes = prompts.clone().map(|prompt| {
         let mut activation = vec![0.0; prompt.len() * hidden];
-        let embedding = Embedding::open(&runner.model).unwrap();
+        let embedding = Embedding::open(&runner.model, &runner.residency).unwrap();
         embedding.embed(&prompt, &mut activation).unwrap();
         (runner.kv_cache(), activation, prompt.len())
     });

@@ -156,7 +156,7 @@ impl Worker {
             .collect::<Result<_, WorkerError>>()?;
         let ends = match schedule.rank {
             0 => Some(Ends {
-                embedding: Embedding::open(&model).map_err(open("embedding".into()))?,
+                embedding: Embedding::open(&model, &residency).map_err(open("embedding".into()))?,
                 output_head: match gpu.filter(|_| member.output_head_on_gpu) {
                     Some(gpu) => OutputHead::open_on(&gpu, &model, &residency),
                     None => OutputHead::open(&model, &residency),

@@ -754,7 +754,7 @@ impl Runner {
             .copied()
             .collect();
         let mut activation = vec![0.0; tokens.len() * self.model.spec().hidden];
-        let embedding = Embedding::open(&self.model).expect("an embedding");
+        let embedding = Embedding::open(&self.model, &self.residency).expect("an embedding");
         embedding
             .embed(&tokens, &mut activation)
             .expect("known tokens");

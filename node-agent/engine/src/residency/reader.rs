@@ -139,6 +139,11 @@ impl Reader {
         self.shared.source.drop_pages(&piece.range())
     }
 
+    /// As [`ModelFiles::copy`].
+    pub fn copy(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.shared.source.copy(offset, out)
+    }
+
     /// Piece `index` of `plan.streamed`, waiting until it is read. `None` if the reader follows another plan by now.
     ///
     /// # Errors

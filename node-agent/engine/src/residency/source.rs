@@ -1,6 +1,6 @@
-//! The model's files, and how weights are read from them. Experts that stay are read into the page cache. What does not stay is read past
-//! it if the file system allows that, so that it displaces nothing; else through it, and the pages are dropped afterwards. If both work, the
-//! faster way is taken.
+//! The model's files, and how weights are read from them. Experts that stay are read into the page cache, single rows through it. What does
+//! not stay is read past it if the file system allows that, so that it displaces nothing; else through it, and the pages are dropped
+//! afterwards. If both work, the faster way is taken.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -129,6 +129,21 @@ impl ModelFiles {
     /// The error of the read.
     pub fn cache(&self, range: &Range<u64>) -> io::Result<usize> {
         self.file_of(range).cache_pages(&self.nowhere, range)
+    }
+
+    /// Copies the bytes at `offset` to `out`, through the page cache; of what is not there, only their pages are read as far as the system can be
+    /// told.
+    ///
+    /// # Errors
+    /// The error of the read.
+    pub fn copy(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let range = offset..offset + out.len() as u64;
+        let file = self.file_of(&range);
+        let first = file.own(&range).start;
+        in_full(out.len(), |read| {
+            rustix::io::pread(&file.paged, &mut out[read..], first + read as u64)
+        })
+        .map(drop)
     }
 
     /// Drops the pages of `range` from the page cache, as far as no process has them mapped.
