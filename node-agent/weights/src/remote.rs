@@ -20,7 +20,8 @@ use crate::identity::{Difference, FileIdentity, another_version, difference};
 use crate::reach::OutOfReach;
 use crate::refusal::refusal;
 use crate::remote_error::{
-    MAX_REDIRECTS, RemoteError, is_about_certificate, is_caused_by, shown, shown_on_way,
+    MAX_REDIRECTS, RemoteError, is_about_certificate, is_about_time, is_caused_by, shown,
+    shown_on_way,
 };
 use crate::retry::{Attempts, SLOWEST_BYTES};
 use crate::source::Source;
@@ -471,6 +472,7 @@ async fn get(
         let (url, source) = (shown_on_way(start, url), source.without_url());
         let out_of_reach = is_caused_by(&source, |_: &OutOfReach| true);
         match (is_about_certificate(&source), out_of_reach) {
+            (true, _) if is_about_time(&source) => RemoteError::OutOfDate { url, source },
             (true, _) => RemoteError::Untrusted { url, source },
             (_, true) => RemoteError::OutOfReach { url },
             _ => RemoteError::Request { url, source },

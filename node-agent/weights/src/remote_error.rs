@@ -30,6 +30,11 @@ pub enum RemoteError {
     Untrusted { url: String, source: reqwest::Error },
 
     #[error(
+        "{url}: by this machine's clock, the server's certificate is not valid yet or has expired: set the clock, or renew the certificate"
+    )]
+    OutOfDate { url: String, source: reqwest::Error },
+
+    #[error(
         "{url}: the server is not on the internet, and prima may not ask it: whoever installed prima can allow it (allowedServers of the chart)"
     )]
     OutOfReach { url: String },
@@ -138,6 +143,7 @@ impl RemoteError {
         matches!(
             self,
             RemoteError::Request { .. }
+                | RemoteError::OutOfDate { .. }
                 | RemoteError::Busy { .. }
                 | RemoteError::CutOff { .. }
                 | RemoteError::TooSlow { .. }
@@ -154,10 +160,24 @@ impl RemoteError {
     }
 }
 
-/// Whether a request failed because of the server's certificate, which trying again does not change.
+/// Whether a request failed because of the server's certificate.
 pub(crate) fn is_about_certificate(error: &reqwest::Error) -> bool {
     let is_about = |error: &rustls::Error| matches!(error, rustls::Error::InvalidCertificate(_));
     is_caused_by(error, is_about)
+}
+
+/// Whether that is because the certificate is valid at other times than now. Machines without a clock of their own start in the past.
+pub(crate) fn is_about_time(error: &reqwest::Error) -> bool {
+    use rustls::CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext};
+    is_caused_by(error, |error: &rustls::Error| {
+        let rustls::Error::InvalidCertificate(error) = error else {
+            return false;
+        };
+        matches!(
+            error,
+            Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. }
+        )
+    })
 }
 
 /// Whether `error`, or one that it came from, is an `E` for which `holds`.

@@ -55,7 +55,8 @@ impl Attempts {
 
     /// Waits until the request may be tried again; returns `error` if it must not be.
     pub(crate) async fn failed(&mut self, error: RemoteError) -> Result<(), RemoteError> {
-        if !error.is_transient() {
+        // A clock is not set while these tries last; whoever waits should hear of it at once.
+        if !error.is_transient() || matches!(error, RemoteError::OutOfDate { .. }) {
             return Err(error);
         }
         self.failed += 1;

@@ -1,6 +1,8 @@
-//! A mirror at home has a certificate of an authority of its own: it is trusted where SSL_CERT_FILE says so, and only there.
+//! A mirror at home has a certificate of an authority of its own: it is trusted where SSL_CERT_FILE says so, and only there. A certificate of
+//! another time may be the fault of this machine's clock.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
@@ -39,39 +41,14 @@ async fn opener() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_authority_in_ssl_cert_file_is_trusted() {
     let setup = Setup::new().await;
-    let mut params = CertificateParams::default();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let key = KeyPair::generate().unwrap();
-    let authority = params.self_signed(&key).unwrap();
-    let bundle = setup.path("authority.pem");
-    std::fs::write(&bundle, authority.pem()).unwrap();
-    let hub = setup
-        .hub
-        .endpoint()
-        .trim_start_matches("http://")
-        .parse()
-        .unwrap();
-    let mirror = mirror(hub, &Issuer::new(params, key)).await;
-
-    let url = format!("https://localhost:{}/_files/{REPO}/{FILE}", mirror.port());
-    let open = |bundle: Option<&std::path::Path>| {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command
-            .args(["--exact", "tls::opener", "--ignored", "--nocapture"])
-            .env(ADDRESS, &url)
-            .env_remove("SSL_CERT_FILE");
-        if let Some(bundle) = bundle {
-            command.env("SSL_CERT_FILE", bundle);
-        }
-        let output = command.stderr(Stdio::inherit()).output().unwrap();
-        String::from_utf8(output.stdout).unwrap()
-    };
-    let trusted = open(Some(&bundle));
+    let (authority, bundle) = authority(&setup);
+    let url = mirror(&setup, &authority, certificate()).await;
+    let trusted = open(&url, Some(&bundle));
     assert!(
         trusted.contains(&format!("opened {}", setup.model.len())),
         "{trusted}"
     );
-    let unknown = open(None);
+    let unknown = open(&url, None);
     for part in [
         "refused",
         "UnknownIssuer",
@@ -82,11 +59,64 @@ async fn an_authority_in_ssl_cert_file_is_trusted() {
     }
 }
 
-/// The hub at `hub` again, over TLS with a certificate of `authority` for localhost.
-async fn mirror(hub: SocketAddr, authority: &Issuer<'static, KeyPair>) -> SocketAddr {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_certificate_of_another_time_may_be_the_clocks_fault() {
+    let setup = Setup::new().await;
+    let (authority, bundle) = authority(&setup);
+    let mut of_the_future = certificate();
+    of_the_future.not_before = rcgen::date_time_ymd(4000, 1, 1);
+    let mut of_the_past = certificate();
+    of_the_past.not_after = rcgen::date_time_ymd(2000, 1, 1);
+    for certificate in [of_the_future, of_the_past] {
+        let url = mirror(&setup, &authority, certificate).await;
+        let refused = open(&url, Some(&bundle));
+        // At once: after tries, it would be another error.
+        for part in ["refused", "set the clock", "transient true"] {
+            assert!(refused.contains(part), "{part:?} in {refused:?}");
+        }
+    }
+}
+
+/// What the opener says of the file at `url`, if it trusts the authorities in `bundle`.
+fn open(url: &str, bundle: Option<&Path>) -> String {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "tls::opener", "--ignored", "--nocapture"])
+        .env(ADDRESS, url)
+        .env_remove("SSL_CERT_FILE");
+    if let Some(bundle) = bundle {
+        command.env("SSL_CERT_FILE", bundle);
+    }
+    let output = command.stderr(Stdio::inherit()).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// An authority, and the file that names it.
+fn authority(setup: &Setup) -> (Issuer<'static, KeyPair>, PathBuf) {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let key = KeyPair::generate().unwrap();
-    let params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
-    let certificate = params.signed_by(&key, authority).unwrap();
+    let authority = params.self_signed(&key).unwrap();
+    let bundle = setup.path("authority.pem");
+    std::fs::write(&bundle, authority.pem()).unwrap();
+    (Issuer::new(params, key), bundle)
+}
+
+/// A certificate for localhost, to be signed.
+fn certificate() -> CertificateParams {
+    CertificateParams::new(vec!["localhost".to_owned()]).unwrap()
+}
+
+/// The address of the model at the hub again, over TLS with this certificate of `authority`.
+async fn mirror(
+    setup: &Setup,
+    authority: &Issuer<'static, KeyPair>,
+    certificate: CertificateParams,
+) -> String {
+    let endpoint = setup.hub.endpoint();
+    let hub: SocketAddr = endpoint.trim_start_matches("http://").parse().unwrap();
+    let key = KeyPair::generate().unwrap();
+    let certificate = certificate.signed_by(&key, authority).unwrap();
     let config =
         ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
             .with_safe_default_protocol_versions()
@@ -99,7 +129,7 @@ async fn mirror(hub: SocketAddr, authority: &Issuer<'static, KeyPair>) -> Socket
             .unwrap();
     let acceptor = TlsAcceptor::from(Arc::new(config));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
+    let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
         while let Ok((client, _)) = listener.accept().await {
             let acceptor = acceptor.clone();
@@ -113,5 +143,5 @@ async fn mirror(hub: SocketAddr, authority: &Issuer<'static, KeyPair>) -> Socket
             });
         }
     });
-    address
+    format!("https://localhost:{port}/_files/{REPO}/{FILE}")
 }
