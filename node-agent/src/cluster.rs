@@ -14,6 +14,7 @@ mod http;
 mod lease;
 mod links;
 mod local_models;
+mod measure_again;
 mod member;
 mod member_process;
 mod member_status;
@@ -36,19 +37,19 @@ use std::{env, fs};
 
 use kube::Client;
 use prima_crds::quantity::Quantity;
-use prima_crds::v1alpha1::node_profile::NodeProfileStatus;
 use prima_engine::Compute;
 use prima_weights::{AllowedServer, PUBLIC_HUB};
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
 
 use self::links::Links;
+use self::measure_again::MeasureAgain;
 use self::member::Agent;
 use self::memory::Children;
 use self::metrics::{Established, Metrics};
 use self::own_key::KeyFile;
 use self::weights::{Weights, WeightsError, WeightsOptions};
-use crate::profile::{self, Measuring, ProfileError, system};
+use crate::profile::{self, Measured, Measuring, ProfileError, system};
 use crate::ring::{EchoServer, IdentityError, LinkError, Pins};
 use crate::stop_signal::StopSignal;
 
@@ -183,11 +184,12 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
     let mut parts = Parts::default();
     let (leave, leaving) = watch::channel(false);
     parts.keep_alive(&agent, args.namespace, listener, &established, leaving);
-    let profile = tokio::select! {
-        profile = begin(&agent, args.data) => profile?,
+    let measured = tokio::select! {
+        measured = begin(&agent, &args.data) => measured?,
         () = stop.received() => return Ok(()),
     };
-    parts.keep_profile(&agent, profile, (links.port(), peers), &established);
+    let links = (links.port(), peers);
+    parts.keep_profile(&agent, measured, args.data, links, &established);
 
     let mut outcome = Ok(());
     let ending = async {
@@ -275,11 +277,15 @@ impl Parts {
     fn keep_profile(
         &mut self,
         agent: &Arc<Agent>,
-        profile: NodeProfileStatus,
+        Measured {
+            status,
+            others_percent,
+        }: Measured,
+        data: PathBuf,
         (port, pins): (u16, Pins),
         established: &Established,
     ) {
-        let (profile, published) = watch::channel(profile);
+        let (profile, published) = watch::channel(status);
         let deleted = Arc::new(Notify::new());
         let (own, gone, there) = (agent.clone(), deleted.clone(), established.clone());
         self.keep("publishing the profile", async move {
@@ -293,6 +299,13 @@ impl Parts {
         );
         let key = agent.key_file.clone().follow(profile.clone());
         self.keep("following the key", key);
+        let threads = agent.threads;
+        let again = MeasureAgain {
+            others_percent,
+            metrics: agent.metrics.clone(),
+            measure: move || measured(&data, threads, true),
+        };
+        self.keep("measuring again", again.follow(profile.clone()));
         let (client, weights) = (agent.client.clone(), agent.weights.clone());
         self.keep(
             "watching Models",
@@ -319,11 +332,12 @@ impl Parts {
 }
 
 /// What the machine can do, measured now or lately, with the links that its agent had measured before.
-async fn begin(agent: &Agent, data: PathBuf) -> Result<NodeProfileStatus, ClusterError> {
-    let threads = agent.threads;
-    let measuring = spawn_blocking(move || measured(&data, threads));
-    let mut status = measuring.await.map_err(ClusterError::Part)??;
-    let mut own = publish_profile::agent_profile(agent.address, &status);
+async fn begin(agent: &Agent, data: &Path) -> Result<Measured, ClusterError> {
+    let (data, threads) = (data.to_owned(), agent.threads);
+    let measuring = spawn_blocking(move || measured(&data, threads, false));
+    let mut measured = measuring.await.map_err(ClusterError::Part)??;
+    let status = &mut measured.status;
+    let mut own = publish_profile::agent_profile(agent.address, status);
     own.public_key_sha256 = Some(agent.key_file.fingerprint());
     let client = agent.client.clone();
     match publish_profile::published_before(client, &agent.node).await {
@@ -340,10 +354,11 @@ async fn begin(agent: &Agent, data: PathBuf) -> Result<NodeProfileStatus, Cluste
         }
     }
     status.agent = Some(own);
-    Ok(status)
+    Ok(measured)
 }
 
-fn measured(data: &Path, threads: Option<u16>) -> Result<NodeProfileStatus, ClusterError> {
+/// `fresh`: also if it was measured lately.
+fn measured(data: &Path, threads: Option<u16>, fresh: bool) -> Result<Measured, ClusterError> {
     let models = data.canonicalize().map_err(|source| ClusterError::Folder {
         path: data.to_owned(),
         source,
@@ -352,7 +367,7 @@ fn measured(data: &Path, threads: Option<u16>) -> Result<NodeProfileStatus, Clus
         models: &models,
         threads: threads.map_or_else(Compute::available_threads, usize::from),
         cache_file: Some(&data.join("profile.json")),
-        fresh: false,
+        fresh,
     })
     .map_err(ClusterError::Profile)
 }

@@ -47,6 +47,7 @@ use prima_weights::cache_folder;
 
 use crate::available_memory::{self, MemoryError, MemoryNow};
 use crate::ring::LinkError;
+pub use cache::BUSY_PERCENT;
 use cache::CacheKey;
 use cpu::SampleWeights;
 pub use cpu::cache_bytes;
@@ -132,7 +133,7 @@ pub fn run(args: ProfileArgs) -> Result<String, ProfileError> {
     // Links come first: they depend on others, and a wrong name should be reported at once. Never from the cache.
     let links: Vec<LinkProfile> = args.links.iter().map(link).collect::<Result<_, _>>()?;
     let cache_file = cache_file(&name);
-    let mut status = measured(&Measuring {
+    let Measured { mut status, .. } = measured(&Measuring {
         models: &models,
         threads: args
             .threads
@@ -173,11 +174,19 @@ pub struct Measuring<'a> {
     pub fresh: bool,
 }
 
+/// What a machine can do, as it was measured.
+#[derive(Debug)]
+pub struct Measured {
+    pub status: NodeProfileStatus,
+    /// How much of the processors' time other programs used meanwhile. With more than [`BUSY_PERCENT`] the machine looks slower than it is.
+    pub others_percent: u8,
+}
+
 /// What this machine can do, measured now or recently, with the memory that is available now. Reports progress on stderr.
 ///
 /// # Errors
 /// As [`run`].
-pub fn measured(measuring: &Measuring<'_>) -> Result<NodeProfileStatus, ProfileError> {
+pub fn measured(measuring: &Measuring<'_>) -> Result<Measured, ProfileError> {
     let Measuring {
         models,
         threads,
@@ -197,8 +206,11 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<NodeProfileStatus, ProfileE
         memory_total_bytes: now.total,
         gpu: gpu::describe(),
     };
-    let mut status = match cached(cache_file, &key, fresh) {
-        Some(status) => status,
+    let Measured {
+        mut status,
+        others_percent,
+    } = match cached(cache_file, &key, fresh) {
+        Some(measured) => measured,
         None => {
             let pool = ThreadPool::new(threads, level).map_err(ProfileError::Threads)?;
             let before = others::Ticks::read(root);
@@ -207,14 +219,17 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<NodeProfileStatus, ProfileE
                 (Some(before), Some(after)) => after.others_percent(before),
                 _ => 0,
             };
-            if others_percent > cache::BUSY_PERCENT {
+            if others_percent > BUSY_PERCENT {
                 progress(&format!(
                     "other programs used {others_percent} % of the processors meanwhile: this machine looks slower than it is, \
                      and is measured again in some minutes, or with --fresh"
                 ));
             }
             keep(cache_file, key, others_percent, &status);
-            status
+            Measured {
+                status,
+                others_percent,
+            }
         }
     };
     status.architectures = prima_model::architectures().map(str::to_owned).collect();
@@ -230,7 +245,10 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<NodeProfileStatus, ProfileE
     status.memory.total_bytes = now.total as i64;
     status.memory.available_bytes = now.available as i64;
     status.memory.swappable_bytes = now.swappable as i64;
-    Ok(status)
+    Ok(Measured {
+        status,
+        others_percent,
+    })
 }
 
 /// As a profile has them.
@@ -314,15 +332,15 @@ fn measure(
 }
 
 /// The earlier measurement, if it still counts; if not, reports why.
-fn cached(file: Option<&Path>, key: &CacheKey, fresh: bool) -> Option<NodeProfileStatus> {
+fn cached(file: Option<&Path>, key: &CacheKey, fresh: bool) -> Option<Measured> {
     match cache::load(file?, key, Timestamp::now()) {
         _ if fresh => None,
-        Ok(status) => {
+        Ok(measured) => {
             progress(&format!(
                 "measured at {}; --fresh measures again",
-                status.measured_at
+                measured.status.measured_at
             ));
-            Some(status)
+            Some(measured)
         }
         Err(reason) => {
             progress(&reason);

@@ -2,7 +2,7 @@
 //! values are the states of members.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use prima_crds::v1alpha1::ring_plan::MemberState;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -18,6 +18,8 @@ pub struct Metrics {
     pub restarts: Counter,
     pub cut_answers: Counter,
     members: Family<StateLabel, Gauge>,
+    /// In whatever state.
+    all_members: Arc<AtomicUsize>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -32,6 +34,7 @@ impl Metrics {
             restarts,
             cut_answers,
             members,
+            all_members: _,
         } = self.clone();
         let mut registry = Registry::default();
         registry.register(
@@ -59,15 +62,23 @@ impl Metrics {
 
     /// A member, to be counted in its state until it is dropped.
     pub fn member(&self) -> CountedMember {
+        self.all_members.fetch_add(1, Ordering::Relaxed);
         CountedMember {
             members: self.members.clone(),
+            all_members: self.all_members.clone(),
             state: None,
         }
+    }
+
+    /// Whether a member is on this machine, whatever it does.
+    pub fn has_members(&self) -> bool {
+        self.all_members.load(Ordering::Relaxed) > 0
     }
 }
 
 pub struct CountedMember {
     members: Family<StateLabel, Gauge>,
+    all_members: Arc<AtomicUsize>,
     state: Option<MemberState>,
 }
 
@@ -88,6 +99,7 @@ impl CountedMember {
 impl Drop for CountedMember {
     fn drop(&mut self) {
         self.leave();
+        self.all_members.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -160,7 +172,9 @@ mod tests {
             encode(&mut text, &metrics.registry()).unwrap();
             text
         };
+        assert!(!metrics.has_members());
         let mut member = metrics.member();
+        assert!(metrics.has_members());
         member.is(MemberState::Loading);
         member.is(MemberState::Ready);
         let shown = text();
@@ -170,6 +184,7 @@ mod tests {
             "{shown}"
         );
         drop(member);
+        assert!(!metrics.has_members());
         assert!(text().contains("prima_agent_members{state=\"ready\"} 0"));
     }
 

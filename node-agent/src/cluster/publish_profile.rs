@@ -4,6 +4,7 @@
 //! Decides when to write: everything that changes together goes into one write. Refuses to write the spec, which
 //! belongs to the machine's owner, and to decide which change matters (whoever changes the status has decided that).
 
+use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -128,6 +129,20 @@ pub fn agent_profile(address: IpAddr, status: &NodeProfileStatus) -> AgentProfil
         gpus: gpus_text(&status.gpus),
         local_models: Vec::new(),
     }
+}
+
+/// Puts what was measured anew in the place of what was before. What others have found out stays: the links, and what the agent tells of itself.
+pub fn replace_measured(status: &mut NodeProfileStatus, measured: NodeProfileStatus) {
+    let before = mem::replace(status, measured);
+    let mut links = before.links;
+    links.retain(|link| link.to != LOOPBACK);
+    status.links.extend(links);
+    status.agent = before.agent.map(|agent| AgentProfile {
+        memory: memory_text(&status.memory),
+        disk: disk_text(status.disk.sequential_read_bytes_per_second),
+        gpus: gpus_text(&status.gpus),
+        ..agent
+    });
 }
 
 /// `14.2 of 15.5 GiB`.

@@ -313,13 +313,13 @@ impl Lender {
                 fresh: false,
             })
         });
-        let status = measured.await.map_err(LendError::Measuring)??;
+        let measured = measured.await.map_err(LendError::Measuring)??;
         let owner = NodeProfileSpec {
             reserved_memory_bytes: self.reserve_memory.map(|bytes| bytes as i64),
             ..NodeProfileSpec::default()
         };
         let mut profile = NodeProfile::new(&self.name, owner);
-        profile.status = Some(status);
+        profile.status = Some(measured.status);
         Ok(profile)
     }
 }

@@ -10,6 +10,8 @@ use jiff::{SignedDuration, Timestamp};
 use prima_crds::v1alpha1::node_profile::NodeProfileStatus;
 use serde::{Deserialize, Serialize};
 
+use super::Measured;
+
 /// What the measurements depend on. If one of these changes, they are void.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -55,7 +57,7 @@ struct Entry {
 }
 
 /// What was measured earlier, or why it has to be measured again, in words.
-pub fn load(path: &Path, key: &CacheKey, now: Timestamp) -> Result<NodeProfileStatus, String> {
+pub fn load(path: &Path, key: &CacheKey, now: Timestamp) -> Result<Measured, String> {
     let mut text = String::new();
     let read =
         File::open(path).and_then(|file| file.take(MAX_FILE_BYTES).read_to_string(&mut text));
@@ -110,7 +112,10 @@ pub fn load(path: &Path, key: &CacheKey, now: Timestamp) -> Result<NodeProfileSt
     if age > max_age || age < SignedDuration::ZERO {
         return Err(format!("what was measured at {measured_at} is too old"));
     }
-    Ok(entry.status)
+    Ok(Measured {
+        status: entry.status,
+        others_percent: entry.others_percent,
+    })
 }
 
 /// Keeps `status` for calls with the same key.
@@ -176,7 +181,8 @@ mod tests {
         let reason = load(&path, &key(), measured).unwrap_err();
         assert!(reason.contains("nothing"), "{reason}");
         store(&path, key(), 0, status()).unwrap();
-        assert_eq!(load(&path, &key(), later(167)).unwrap(), status());
+        let measured_before = load(&path, &key(), later(167)).unwrap();
+        assert_eq!(measured_before.status, status());
         for time in [later(169), later(-1)] {
             let reason = load(&path, &key(), time).unwrap_err();
             assert!(reason.contains("too old"), "{reason}");
@@ -206,7 +212,8 @@ mod tests {
         let measured: Timestamp = status().measured_at.parse().unwrap();
         store(&path, key(), BUSY_PERCENT + 1, status()).unwrap();
         let later = |minutes| measured + SignedDuration::from_mins(minutes);
-        assert!(load(&path, &key(), later(9)).is_ok());
+        let measured_before = load(&path, &key(), later(9)).unwrap();
+        assert_eq!(measured_before.others_percent, BUSY_PERCENT + 1);
         assert!(load(&path, &key(), later(11)).is_err());
     }
 
