@@ -257,7 +257,9 @@ fn told_by_template(
     begins: bool,
 ) -> Result<String, ChatTemplateError> {
     if !tools.is_empty() {
-        let described = tools.iter().map(|tool| tool.described.clone());
+        let described = tools
+            .iter()
+            .map(|tool| described(tool, template.wants_descriptions()));
         further.insert("tools".into(), described.collect());
     }
     if !template.takes_objects() {
@@ -278,6 +280,15 @@ fn told_by_template(
     }
     name_results(&mut messages);
     template.render(&Value::Array(messages), begins, &further)
+}
+
+/// As the client described it. Some templates fail over a tool without a description, which every API allows.
+fn described(tool: &Tool, wants_description: bool) -> Value {
+    let mut described = tool.described.clone();
+    if wants_description && described["function"]["description"].is_null() {
+        described["function"]["description"] = "".into();
+    }
+    described
 }
 
 /// Harmony's template writes one call for each message, and takes a result for that of the call before it: calls that came together get a

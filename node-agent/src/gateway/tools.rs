@@ -139,11 +139,16 @@ fn tool(number: usize, value: &Value) -> Result<Option<Tool>, ApiError> {
             return Err(function.wrong("parameters", "a JSON schema of an object", other));
         }
     };
+    let mut described = value.clone();
+    // Templates would tell the model of what is not there.
+    if let Some(Value::Object(function)) = described.get_mut("function") {
+        function.retain(|_, value| !value.is_null());
+    }
     Ok(Some(Tool {
         name: name.to_owned(),
         parameters,
         strict: function.boolean("strict")?.unwrap_or(false),
-        described: value.clone(),
+        described,
     }))
 }
 

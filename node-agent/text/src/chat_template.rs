@@ -32,6 +32,7 @@ pub struct ChatTemplate {
     tells_of_tools: bool,
     takes_objects: bool,
     thinks_in_blocks: bool,
+    wants_descriptions: bool,
 }
 
 impl ChatTemplate {
@@ -108,9 +109,11 @@ impl ChatTemplate {
             form,
             takes_objects: true,
             thinks_in_blocks: false,
+            wants_descriptions: false,
         };
         template.takes_objects = template.reads_objects();
         template.thinks_in_blocks = template.reads_thoughts_as_blocks();
+        template.wants_descriptions = tells_of_tools && template.needs_descriptions();
         Ok(template)
     }
 
@@ -132,6 +135,24 @@ impl ChatTemplate {
     /// Whether it wants an answer's thoughts as a block of its content; else as `reasoning_content`, or not at all.
     pub fn thinks_in_blocks(&self) -> bool {
         self.thinks_in_blocks
+    }
+
+    /// Whether it fails over a tool that has no description, and not over one whose description is empty.
+    pub fn wants_descriptions(&self) -> bool {
+        self.wants_descriptions
+    }
+
+    /// Tries it.
+    fn needs_descriptions(&self) -> bool {
+        let renders = |function: serde_json::Value| {
+            let messages = json!([{"role": "user", "content": "a"}]);
+            let tools = json!([{"type": "function", "function": function}]);
+            let extra = Map::from_iter([("tools".to_owned(), tools)]);
+            self.render(&messages, true, &extra).is_ok()
+        };
+        let parameters = json!({"type": "object", "properties": {}});
+        !renders(json!({"name": "f", "parameters": parameters}))
+            && renders(json!({"name": "f", "description": "", "parameters": parameters}))
     }
 
     /// Tries it.
@@ -406,6 +427,20 @@ mod tests {
                 matches!(error, ChatTemplateError::Render { line: 3, .. }),
                 "{error:?}"
             );
+        }
+    }
+
+    #[test]
+    fn it_is_tried_whether_tools_need_descriptions() {
+        for (told, expected) in [
+            ("{{ tool.function.name }}", false),
+            ("{{ '// ' + tool.function.description }}", true),
+            ("{{ '// ' ~ tool.function.description }}", false),
+            ("{{ tool.function.description.missing.field }}", false),
+        ] {
+            let source =
+                format!("{{# <tool_call> #}}{{% for tool in tools %}}{told}{{% endfor %}}");
+            assert_eq!(template(&source).wants_descriptions(), expected, "{told}");
         }
     }
 

@@ -32,6 +32,47 @@ async fn tools_are_told_in_words_where_no_form_is_known() {
     }
 }
 
+/// gpt-oss's template adds the description to a text, whether there is one or not.
+#[tokio::test]
+async fn a_tool_needs_no_description() {
+    let adds = "{% for tool in tools %}{{ '// ' + tool.function.description + '\n' }}{{ tool.function.name }}|\
+        {% endfor %}{# <|channel|>analysis<|message|> #}";
+    let shows = "{{ tools[0].function | tojson }}{# <tool_call> #}";
+    let schema = json!({"type": "object"});
+    for (template, told) in [
+        (adds, "// \nf|"),
+        (
+            shows,
+            "{\"name\": \"f\", \"parameters\": {\"type\": \"object\"}}",
+        ),
+    ] {
+        let mut server = Server::start_with(options(), Some(text(Some(template)))).await;
+        for (route, body) in [
+            (
+                "/v1/chat/completions",
+                json!({"messages": question(), "tools": [tool()]}),
+            ),
+            (
+                "/v1/chat/completions",
+                json!({"messages": question(), "tools": [{"type": "function", "function": {
+                    "name": "f", "description": null, "parameters": schema, "strict": null,
+                }}]}),
+            ),
+            (
+                "/v1/responses",
+                json!({"input": "a", "tools": [{"type": "function", "name": "f", "parameters": schema}]}),
+            ),
+            (
+                "/v1/messages",
+                json!({"max_tokens": 9, "messages": question(), "tools": [{"name": "f", "input_schema": schema}]}),
+            ),
+        ] {
+            let prompt = accepted(&mut server, route, &body).await.prompt();
+            assert_eq!(prompt, told, "{route} {body}");
+        }
+    }
+}
+
 /// Tools that run at OpenAI's or Anthropic's.
 #[tokio::test]
 async fn tools_of_other_kinds_are_left_out() {
