@@ -115,7 +115,7 @@ fn tool_call(path: &str, value: &Value) -> Result<Value, ApiError> {
         .string("name")?
         .ok_or_else(|| function.missing("name"))?;
     let arguments = function.string("arguments")?.unwrap_or_default();
-    let arguments = tools::arguments(&format!("{path}.function.arguments"), arguments)?;
+    let arguments = tools::arguments(arguments)?;
     Ok(json!({
         "id": fields.string("id")?.unwrap_or_default(),
         "type": "function",

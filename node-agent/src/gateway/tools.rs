@@ -6,7 +6,7 @@ use prima_text::{Calls, Tool};
 use serde_json::{Value, json};
 
 use super::openai_error::ApiError;
-use super::request::{Fields, MAX_VALUES, shown, values_at_most};
+use super::request::{Fields, MAX_VALUES, values_at_most};
 
 /// Each has a schema, and the prompt holds them all.
 const MAX_TOOLS: usize = 128;
@@ -152,22 +152,17 @@ fn tool(number: usize, value: &Value) -> Result<Option<Tool>, ApiError> {
     }))
 }
 
-/// What a client sent as a call's arguments, for the prompt.
-pub fn arguments(path: &str, text: &str) -> Result<Value, ApiError> {
+/// What a client sent as a call's arguments, for the prompt. Of those that are no object, of a call that a limit cut off for instance, the
+/// model is told none: the call's result says what went wrong, and a refusal would be the end of the conversation.
+pub fn arguments(text: &str) -> Result<Value, ApiError> {
     // Within a string, they were not counted.
     if values_at_most(text.as_bytes()) > MAX_VALUES {
         return Err(ApiError::TooManyValues { limit: MAX_VALUES });
     }
-    match serde_json::from_str(if text.trim().is_empty() { "{}" } else { text }) {
-        Ok(object @ Value::Object(_)) => Ok(object),
-        _ => Err(ApiError::invalid(
-            path,
-            format!(
-                "{path} must be a JSON object as text, but is {}",
-                shown(text)
-            ),
-        )),
-    }
+    Ok(match serde_json::from_str(text) {
+        Ok(object @ Value::Object(_)) => object,
+        _ => json!({}),
+    })
 }
 
 /// What the model reads instead of a part that is no text.

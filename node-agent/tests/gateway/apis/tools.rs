@@ -134,6 +134,40 @@ async fn one_tool_that_cannot_be_held_frees_no_other() {
     }
 }
 
+/// A limit cut it off, or its arguments are none; clients tell of it with what went wrong.
+#[tokio::test]
+async fn a_broken_call_does_not_end_the_conversation() {
+    let mut server = Server::start_with(options(), Some(text(Some(TEMPLATE)))).await;
+    for arguments in ["{\"a\": \"b", "null", "[]", "\"a\"", ""] {
+        let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}});
+        for (route, body) in [
+            (
+                "/v1/chat/completions",
+                json!({"messages": [
+                    {"role": "user", "content": "u"},
+                    {"role": "assistant", "tool_calls": [call]},
+                    {"role": "tool", "tool_call_id": "1", "content": "no JSON"},
+                    {"role": "user", "content": "v"},
+                ]}),
+            ),
+            (
+                "/v1/responses",
+                json!({"input": [
+                    {"role": "user", "content": "u"},
+                    {"type": "function_call", "call_id": "1", "name": "f", "arguments": arguments},
+                    {"type": "function_call_output", "call_id": "1", "output": "no JSON"},
+                    {"role": "user", "content": "v"},
+                ]}),
+            ),
+        ] {
+            let prompt = accepted(&mut server, route, &body).await.prompt();
+            let expected = "user: u|assistant: <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>|\
+                tool: no JSON|user: v|assistant: ";
+            assert_eq!(prompt, expected, "{body}");
+        }
+    }
+}
+
 /// Its arguments are held to the tool's schema; what the text would have to be does not matter.
 #[tokio::test]
 async fn a_call_that_must_come_needs_no_form_of_the_text() {
