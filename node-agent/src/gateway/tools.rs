@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use super::openai_error::ApiError;
 use super::request::{Fields, MAX_VALUES, values_at_most};
 
-/// Each has a schema, and the prompt holds them all.
-const MAX_TOOLS: usize = 128;
-/// OpenAI's limit.
-const MAX_NAME_BYTES: usize = 64;
+/// Agents with several MCP servers pass OpenAI's limit of 128. The grammar of calls to many more would be too large.
+const MAX_TOOLS: usize = 256;
+/// Anthropic's limit; OpenAI's is 64.
+const MAX_NAME_BYTES: usize = 128;
 
 /// What a request says about tools.
 pub struct ToolUse {

@@ -92,6 +92,24 @@ async fn tools_of_other_kinds_are_left_out() {
     }
 }
 
+/// Claude Code's names of MCP servers' tools are long, and several servers have many.
+#[tokio::test]
+async fn many_tools_with_long_names_are_held_to() {
+    let template =
+        "{% for message in messages %}{{ message.content }}{% endfor %}{# tools <tool_call> #}";
+    let mut server = Server::start_with(options(), Some(text(Some(template)))).await;
+    let name = |nth: usize| format!("mcp__plugin_{nth:0>53}");
+    let tools: Vec<Value> = (0..129)
+        .map(|nth| json!({"name": name(nth), "input_schema": {"type": "object"}}))
+        .collect();
+    assert_eq!(name(128).len(), 65);
+    let body = json!({"max_tokens": 9, "messages": question(), "tools": tools});
+    let accepted = accepted(&mut server, "/v1/messages", &body).await;
+    let call = |name: String| format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{");
+    assert!(may_begin(&accepted, &call(name(128))));
+    assert!(!may_begin(&accepted, &call(name(129))));
+}
+
 #[tokio::test]
 async fn one_tool_that_cannot_be_held_frees_no_other() {
     let tool = |name: &str, strict: bool, parameters: &Value| json!({"type": "function", "function": {"name": name, "strict": strict, "parameters": parameters}});
