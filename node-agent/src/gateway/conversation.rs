@@ -13,6 +13,7 @@ use super::ModelText;
 use super::openai_error::ApiError;
 use super::request::Fields;
 use super::tools;
+use super::turns::{append, in_turn};
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
@@ -251,11 +252,12 @@ fn encoded(text: &ModelText, prompt: &str, limit: usize) -> Result<Vec<u32>, Api
 
 fn told_by_template(
     template: &ChatTemplate,
-    mut messages: Vec<Value>,
+    messages: Vec<Value>,
     tools: &[Tool],
     mut further: Map<String, Value>,
     begins: bool,
 ) -> Result<String, ChatTemplateError> {
+    let mut messages = in_turn(messages, template.turns());
     if !tools.is_empty() {
         let described = tools
             .iter()
@@ -417,41 +419,16 @@ fn told_as_text(
     begins: bool,
 ) -> Result<String, ChatTemplateError> {
     let mut messages = as_text(messages);
-    if tools.is_empty() {
-        return template.render(&Value::Array(messages), begins, further);
+    if !tools.is_empty() {
+        let instructs = |message: &&Value| message["role"] == "system";
+        let own = messages.iter().take_while(instructs).count();
+        messages.insert(
+            own,
+            json!({"role": "system", "content": instructions(tools)}),
+        );
     }
-    let instructions = instructions(tools);
-    let plain = messages.clone();
-    match messages
-        .first_mut()
-        .filter(|first| first["role"] == "system")
-    {
-        Some(system) => {
-            let own = system["content"].as_str().unwrap_or_default();
-            system["content"] = format!("{own}\n\n{instructions}").into();
-        }
-        None => messages.insert(0, json!({"role": "system", "content": instructions})),
-    }
-    match template.render(&Value::Array(messages), begins, further) {
-        // Some know no instructions.
-        Err(ChatTemplateError::Refused { .. }) => {
-            let told = told_by_user(plain, &instructions);
-            template.render(&Value::Array(told), begins, further)
-        }
-        rendered => rendered,
-    }
-}
-
-/// Puts a text before what the user says first.
-fn told_by_user(mut messages: Vec<Value>, text: &str) -> Vec<Value> {
-    if let Some(first) = messages
-        .iter_mut()
-        .find(|message| message["role"] == "user")
-    {
-        let own = first["content"].as_str().unwrap_or_default();
-        first["content"] = format!("{text}\n\n{own}").into();
-    }
-    messages
+    let messages = in_turn(messages, template.turns());
+    template.render(&Value::Array(messages), begins, further)
 }
 
 fn as_text(messages: Vec<Value>) -> Vec<Value> {
@@ -463,10 +440,7 @@ fn as_text(messages: Vec<Value>) -> Vec<Value> {
             let result = format!("<tool_response>\n{content}\n</tool_response>");
             match told.last_mut().filter(|_| after_result) {
                 // Results of several calls are one message: roles must take turns.
-                Some(last) => {
-                    let before = last["content"].as_str().unwrap_or_default();
-                    last["content"] = format!("{before}\n{result}").into();
-                }
+                Some(last) => append(last, "\n", &result),
                 None => told.push(json!({"role": "user", "content": result})),
             }
             after_result = true;

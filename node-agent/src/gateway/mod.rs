@@ -43,6 +43,7 @@ mod stream;
 mod tokenization;
 mod tools;
 mod traced;
+mod turns;
 
 use std::future::Future;
 use std::sync::{Arc, OnceLock};

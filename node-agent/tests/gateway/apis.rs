@@ -6,6 +6,7 @@ mod responses;
 mod single_apis;
 mod thoughts;
 mod tools;
+mod turns;
 
 use prima_node_agent::generation::FinishReason;
 use prima_text::{Sampler, SamplingParams};

@@ -19,6 +19,7 @@ use crate::answer_form::AnswerForm;
 use crate::template_memory;
 use crate::template_python::{self, RaisedByTemplate};
 use crate::tokenizer::Tokenizer;
+use crate::turns::Turns;
 
 /// A model's chat templates, read and ready to render. Most models carry one; some have another for conversations with tools.
 #[derive(Debug, Clone)]
@@ -33,6 +34,7 @@ pub struct ChatTemplate {
     takes_objects: bool,
     thinks_in_blocks: bool,
     wants_descriptions: bool,
+    turns: Turns,
 }
 
 impl ChatTemplate {
@@ -110,10 +112,12 @@ impl ChatTemplate {
             takes_objects: true,
             thinks_in_blocks: false,
             wants_descriptions: false,
+            turns: Turns::ALL,
         };
         template.takes_objects = template.reads_objects();
         template.thinks_in_blocks = template.reads_thoughts_as_blocks();
         template.wants_descriptions = tells_of_tools && template.needs_descriptions();
+        template.turns = template.tried_turns();
         Ok(template)
     }
 
@@ -140,6 +144,29 @@ impl ChatTemplate {
     /// Whether it fails over a tool that has no description, and not over one whose description is empty.
     pub fn wants_descriptions(&self) -> bool {
         self.wants_descriptions
+    }
+
+    /// Which messages it takes, and where.
+    pub fn turns(&self) -> Turns {
+        self.turns
+    }
+
+    /// Of a template for conversations with tools and another one without, both must take them.
+    fn tried_turns(&self) -> Turns {
+        let mut extras = vec![Map::new()];
+        if self.has_tool_use {
+            extras.push(Map::from_iter([("tools".to_owned(), json!([]))]));
+        }
+        let arguments = match self.takes_objects {
+            true => json!({}),
+            false => "{}".into(),
+        };
+        Turns::tried(&arguments, |messages, texts| {
+            extras.iter().all(|extra| {
+                let rendered = self.render(messages, true, extra);
+                rendered.is_ok_and(|prompt| texts.iter().all(|text| prompt.contains(text)))
+            })
+        })
     }
 
     /// Tries it.
@@ -442,6 +469,70 @@ mod tests {
                 format!("{{# <tool_call> #}}{{% for tool in tools %}}{told}{{% endfor %}}");
             assert_eq!(template(&source).wants_descriptions(), expected, "{told}");
         }
+    }
+
+    #[test]
+    fn it_is_tried_which_turns_are_taken() {
+        let turns = |taken: [bool; 4]| Turns {
+            instructions: taken[0],
+            later_instructions: taken[1],
+            user_after_user: taken[2],
+            user_after_result: taken[3],
+        };
+        let each = |before: &str, if_any: &str| {
+            format!("{{% for m in messages{if_any} %}}{before}{{{{ m.content }}}}{{% endfor %}}")
+        };
+        let system = " if m.role == 'system'";
+        let others = each("", " if m.role != 'system'");
+        let refuses =
+            |what: &str| format!("{{% if {what} %}}{{{{ raise_exception('no') }}}}{{% endif %}}");
+        let again = "m.role == 'user' and loop.previtem and loop.previtem.role";
+        for (source, taken) in [
+            (each("", ""), [true; 4]),
+            // gpt-oss.
+            (
+                format!(
+                    "{{% if messages[0].role == 'system' %}}{{{{ messages[0].content }}}}{{% endif %}}{others}"
+                ),
+                [true, false, true, true],
+            ),
+            // DeepSeek's distilled models: the last instructions are in the place of all others.
+            (
+                format!(
+                    "{{% set n = namespace(s='') %}}{{% for m in messages{system} %}}{{% set n.s = m.content %}}{{% endfor %}}{{{{ n.s }}}}{others}"
+                ),
+                [true, false, true, true],
+            ),
+            // Qwen 3.5.
+            (
+                each(&refuses("m.role == 'system' and not loop.first"), ""),
+                [true, false, true, true],
+            ),
+            // Mistral's.
+            (
+                each(
+                    &(refuses("m.role == 'system' and not loop.first")
+                        + &refuses(&format!("{again} in ['user', 'tool']"))),
+                    "",
+                ),
+                [true, false, false, false],
+            ),
+            // Gemma 2, without results of tools.
+            (
+                each(
+                    &(refuses("m.role in ['system', 'tool']")
+                        + &refuses(&format!("{again} == 'user'"))),
+                    "",
+                ),
+                [false, false, false, true],
+            ),
+            // Nothing is known.
+            (refuses("true"), [true; 4]),
+        ] {
+            assert_eq!(template(&source).turns(), turns(taken), "{source}");
+        }
+        let both = ChatTemplate::new(&each("", ""), Some(&others), Vec::new()).unwrap();
+        assert_eq!(both.turns(), turns([false, false, true, true]));
     }
 
     #[test]

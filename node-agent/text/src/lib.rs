@@ -47,6 +47,7 @@ mod tokenizer;
 mod tokenizer_error;
 mod tokens;
 mod tool;
+mod turns;
 mod vocabulary;
 
 pub use answer_form::{AnswerForm, Reasoning};
@@ -67,4 +68,5 @@ pub use template_python::python_json;
 pub use tokenizer::Tokenizer;
 pub use tokenizer_error::TokenizerError;
 pub use tool::{Calls, Tool, WantedAnswer};
+pub use turns::Turns;
 pub use vocabulary::FillIn;
