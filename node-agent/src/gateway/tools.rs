@@ -13,6 +13,10 @@ const MAX_TOOLS: usize = 256;
 /// Anthropic's limit; OpenAI's is 64.
 const MAX_NAME_BYTES: usize = 128;
 
+/// Stands for a part of a tool's result that is no text, an image for instance. The agent did not choose it, and could not go on if it were
+/// refused.
+pub const UNREADABLE_PART: &str = "[an image, which this model cannot read]";
+
 /// What a request says about tools.
 pub struct ToolUse {
     /// What the model is told of. Empty: nothing is a call.

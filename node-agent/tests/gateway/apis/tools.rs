@@ -186,6 +186,41 @@ async fn a_broken_call_does_not_end_the_conversation() {
     }
 }
 
+/// Of a file that an agent reads, or a page that it looks at.
+#[tokio::test]
+async fn an_image_that_a_tool_brings_is_a_note() {
+    let mut server = Server::start_with(options(), Some(text(Some(TEMPLATE)))).await;
+    let image = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}});
+    let said = |content: Value| {
+        json!({"max_tokens": 9, "messages": [
+            {"role": "user", "content": "u"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]},
+            {"role": "user", "content": content},
+        ]})
+    };
+    let result = |content: Value| {
+        said(json!([{"type": "tool_result", "tool_use_id": "1", "content": content}]))
+    };
+    let note = "[an image, which this model cannot read]";
+    for (content, told) in [
+        (
+            json!([{"type": "text", "text": "r"}, image]),
+            format!("r\n{note}"),
+        ),
+        (json!([image]), note.to_owned()),
+    ] {
+        let accepted = accepted(&mut server, "/v1/messages", &result(content)).await;
+        let prompt = accepted.prompt();
+        let ends = format!("|tool: {told}|assistant: ");
+        assert!(prompt.ends_with(&ends), "{prompt}");
+    }
+    // Neither what a user sends, nor a text without one.
+    for body in [said(json!([image])), result(json!([{"type": "text"}]))] {
+        let reply = post("/v1/messages", &body).send(server.address).await;
+        assert_eq!(reply.status, 400, "{body}");
+    }
+}
+
 /// Its arguments are held to the tool's schema; what the text would have to be does not matter.
 #[tokio::test]
 async fn a_call_that_must_come_needs_no_form_of_the_text() {
