@@ -55,7 +55,8 @@ impl ChunkFormat for ChatChunks {
     fn whole(&self, index: usize, answered: AnsweredChoice) -> Value {
         let tokens = self.logprobs.then_some(answered.tokens.as_slice());
         let logprobs = chat_logprobs(&self.text.tokenizer, tokens);
-        let reason = finish_reason(answered.reason, answered.calls().count());
+        let called = answered.calls().next().is_some() && !answered.in_call;
+        let reason = finish_reason(answered.reason, called);
         choice(index, ("message", message(&answered)), logprobs, reason)
     }
 
@@ -98,9 +99,9 @@ impl ChunkFormat for ChatChunks {
         choice(index, ("delta", delta), logprobs, Value::Null)
     }
 
-    fn finish(&self, index: usize, reason: FinishReason) -> Value {
-        let calls = self.calls.get(index).copied().unwrap_or(0);
-        let reason = finish_reason(reason, calls);
+    fn finish(&self, index: usize, reason: FinishReason, in_call: bool) -> Value {
+        let called = self.calls.get(index).is_some_and(|calls| *calls > 0) && !in_call;
+        let reason = finish_reason(reason, called);
         choice(index, ("delta", json!({})), Value::Null, reason)
     }
 
@@ -149,9 +150,9 @@ fn tool_call(name: &str, arguments: &str) -> Value {
     })
 }
 
-fn finish_reason(reason: FinishReason, calls: usize) -> Value {
+fn finish_reason(reason: FinishReason, called: bool) -> Value {
     match reason {
-        FinishReason::Stop | FinishReason::StopString(_) if calls > 0 => "tool_calls".into(),
+        FinishReason::Stop | FinishReason::StopString(_) if called => "tool_calls".into(),
         reason => answer::finish_reason(reason).into(),
     }
 }

@@ -31,8 +31,8 @@ pub trait ChunkFormat: Send + 'static {
         part: AnswerPart,
         token: Option<(u32, TokenLogprob)>,
     ) -> Value;
-    /// The choice object that ends choice `index`.
-    fn finish(&self, index: usize, reason: FinishReason) -> Value;
+    /// The choice object that ends choice `index`, maybe in the middle of a call.
+    fn finish(&self, index: usize, reason: FinishReason, in_call: bool) -> Value;
     /// A chunk of these choices.
     fn chunk(&self, choices: Vec<Value>) -> Value;
 }
@@ -95,10 +95,11 @@ impl<F: ChunkFormat> Format for Chunks<F> {
                 choice,
                 reason,
                 parts,
+                in_call,
             } => {
                 let delta = |part| self.format.delta(choice, part, None);
                 let mut choices: Vec<Value> = parts.into_iter().map(delta).collect();
-                choices.push(self.format.finish(choice, reason));
+                choices.push(self.format.finish(choice, reason, in_call));
                 choices.into_iter().map(|one| self.chunk(one)).collect()
             }
             AnswerProgress::Done(usage) => {

@@ -143,7 +143,7 @@ impl ChunkFormat for CompletionChunks {
         choice(index, ("text", text.into()), logprobs, Value::Null)
     }
 
-    fn finish(&self, index: usize, reason: FinishReason) -> Value {
+    fn finish(&self, index: usize, reason: FinishReason, _: bool) -> Value {
         let reason = answer::finish_reason(reason).into();
         choice(index, ("text", json!("")), Value::Null, reason)
     }

@@ -7,6 +7,7 @@ use std::time::Instant;
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll, unfold};
 use prima_text::{AnswerPart, AnswerReader, Constraint, ReasoningLimit};
+use serde_json::Value;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::Receiver;
 
@@ -34,6 +35,8 @@ pub enum AnswerProgress {
         choice: usize,
         reason: FinishReason,
         parts: Vec<AnswerPart>,
+        /// A stop string ended it in the middle of a call, which is none then.
+        in_call: bool,
     },
     /// The last event: token counts summed over the prompts, which ran side by side.
     Done(Usage),
@@ -48,6 +51,8 @@ pub struct AnsweredChoice {
     /// Filled when logprobs were asked for.
     pub tokens: Vec<(u32, TokenLogprob)>,
     pub reason: FinishReason,
+    /// A stop string ended it in the middle of a call, which is left out.
+    pub in_call: bool,
 }
 
 /// Parts of an answer that follow one another and are of one kind, as one.
@@ -192,11 +197,15 @@ impl InFlight {
                     self.note_finished(prompt, choice, reason);
                     let choice = offset + choice;
                     let reader = self.readers.get_mut(choice).and_then(Option::take);
+                    let mut in_call = false;
                     let parts = match reader {
                         Some(mut reader) => {
                             let mut parts = reader.push(&text);
+                            let stopped = matches!(reason, FinishReason::StopString(_));
+                            in_call = stopped && reader.in_call();
                             parts.extend(match reason {
                                 FinishReason::Length => reader.cut_off(),
+                                FinishReason::StopString(_) if in_call => reader.cut_off(),
                                 FinishReason::Stop | FinishReason::StopString(_) => reader.finish(),
                             });
                             parts
@@ -207,6 +216,7 @@ impl InFlight {
                         choice,
                         reason,
                         parts,
+                        in_call,
                     });
                 }
                 // Nobody asks for these here.
@@ -255,6 +265,7 @@ impl InFlight {
             blocks: Vec::new(),
             tokens: Vec::new(),
             reason: FinishReason::Stop,
+            in_call: false,
         };
         let mut choices: Vec<AnsweredChoice> =
             std::iter::repeat_with(empty).take(self.choices()).collect();
@@ -277,10 +288,15 @@ impl InFlight {
                     choice,
                     reason,
                     parts,
+                    in_call,
                 } => {
                     if let Some(choice) = choices.get_mut(choice) {
                         choice.add(parts);
                         choice.reason = reason;
+                        choice.in_call = in_call;
+                        if in_call {
+                            choice.leave_out_broken_call();
+                        }
                     }
                 }
                 AnswerProgress::Done(usage) => return Ok((choices, usage)),
@@ -381,6 +397,15 @@ impl AnsweredChoice {
             Block::Call { name, arguments } => Some((name.as_str(), arguments.as_str())),
             _ => None,
         })
+    }
+
+    /// Agents would carry it out. The one before it is whole.
+    fn leave_out_broken_call(&mut self) {
+        if let Some(Block::Call { arguments, .. }) = self.blocks.last()
+            && serde_json::from_str::<Value>(arguments).is_err()
+        {
+            self.blocks.pop();
+        }
     }
 
     fn add(&mut self, parts: Vec<AnswerPart>) {

@@ -311,7 +311,7 @@ impl Answer {
     }
 
     fn whole(&self, answered: AnsweredChoice, usage: &Usage) -> Value {
-        let called = answered.calls().next().is_some();
+        let called = answered.calls().next().is_some() && !answered.in_call;
         let content = answered.blocks.iter().map(|block| match block {
             Block::Content(text) => json!({"type": "text", "text": text}),
             Block::Reasoning(text) => {
@@ -451,12 +451,18 @@ impl Format for Events {
                     self.part(part, &mut messages);
                 }
             }
-            AnswerProgress::Finished { reason, parts, .. } => {
+            AnswerProgress::Finished {
+                reason,
+                parts,
+                in_call,
+                ..
+            } => {
                 for part in parts {
                     self.part(part, &mut messages);
                 }
                 self.close(&mut messages);
-                self.stop = self.answer.stop_reason(reason, self.called);
+                let called = self.called && !in_call;
+                self.stop = self.answer.stop_reason(reason, called);
             }
             AnswerProgress::Done(usage) => {
                 let (reason, sequence) = std::mem::take(&mut self.stop);

@@ -79,6 +79,27 @@ impl AnswerReader {
         }
     }
 
+    /// Whether the text so far ends in the middle of a call.
+    pub fn in_call(&self) -> bool {
+        match &self.state {
+            State::Call { .. } => match self.calls.map(|form| form.body) {
+                // Arguments may follow the name, and nothing says that none will.
+                Some(CallBody::Keyed(marks)) if marks.end.is_empty() => true,
+                Some(body) => call_body::read(body, &self.held).is_none(),
+                None => false,
+            },
+            State::Arguments(_) => true,
+            State::Keyed(arguments) => {
+                let mut held = self.held.clone();
+                !arguments.clone().finish(&mut held, &mut Vec::new())
+            }
+            State::Channels(reader) => reader.in_call(),
+            State::Content | State::Reasoning | State::AfterArguments(_) | State::AfterCall => {
+                false
+            }
+        }
+    }
+
     /// Takes the next piece of the text.
     pub fn push(&mut self, text: &str) -> Vec<AnswerPart> {
         self.held.push_str(text);
@@ -638,6 +659,56 @@ mod tests {
             AnswerPart::Content("<tool_call>{}</tool_call>".to_owned()),
         ];
         assert_eq!(parts, expected);
+    }
+
+    #[test]
+    fn a_text_may_end_in_the_middle_of_a_call() {
+        let xml = "<tool_call>\n<function=weather>\n";
+        let channel = " to=functions.weather<|channel|>commentary<|message|>";
+        // What follows the beginning of a call, and whether the call is not whole then.
+        let cases: [(&str, &str, &[(&str, bool)]); 5] = [
+            (
+                "<tool_call>",
+                "<tool_call>{",
+                &[
+                    ("\"name\": \"weather\"", true),
+                    ("\"name\": \"weather\", \"arguments\": {\"a\"", true),
+                    ("\"name\": \"weather\", \"arguments\": {}", false),
+                    ("\"arguments\": {}, \"name\": \"weather\"}", false),
+                ],
+            ),
+            (
+                "<tool_call><function=",
+                xml,
+                &[
+                    ("<parameter=city>\na\n", true),
+                    ("<parameter=days>\n3\n", true),
+                    ("<parameter=city>\na\n</parameter>\n<para", true),
+                    ("<parameter=city>\na\n</parameter>\n", false),
+                    ("</function>\n", false),
+                ],
+            ),
+            (
+                "<tool_call><arg_key>",
+                "<tool_call>weather",
+                &[("\n", true)],
+            ),
+            (
+                channels::ANALYSIS,
+                channel,
+                &[("", true), ("{\"a\": 1", true), ("{\"a\": 1}", false)],
+            ),
+            ("<tool_call>", "Rome <", &[("", false), ("tool", false)]),
+        ];
+        for (template, begins, ends) in cases {
+            for (end, expected) in ends {
+                let form = AnswerForm::of_template(template);
+                let mut reader = AnswerReader::new(&form, tools(), Reasoning::Possible);
+                reader.push(begins);
+                reader.push(end);
+                assert_eq!(reader.in_call(), *expected, "{begins}{end}");
+            }
+        }
     }
 
     /// What a limit cuts off is a part of what would have come: no half mark, and no half call's head.

@@ -63,6 +63,10 @@ impl ChannelReader {
         matches!(self.state, State::Reasoning)
     }
 
+    pub(crate) fn in_call(&self) -> bool {
+        matches!(self.state, State::Call { .. } | State::Arguments(_))
+    }
+
     /// Decides about the beginning of what is held. `false`: that takes more text.
     pub(crate) fn step(&mut self, held: &mut String, parts: &mut Vec<AnswerPart>) -> bool {
         match &mut self.state {

@@ -158,14 +158,17 @@ impl KeyedArguments {
             step = self.step(held, parts);
         }
         match self.state {
-            _ if step == Step::Done => return true,
-            State::Text { .. } => parts.push(AnswerPart::Arguments(escaped(held))),
+            _ if step == Step::Done => true,
+            State::Text { .. } => {
+                parts.push(AnswerPart::Arguments(escaped(held)));
+                false
+            }
             State::BeforeKey if self.before == ',' && held.trim().is_empty() => {
                 parts.push(AnswerPart::Arguments("}".to_owned()));
+                true
             }
-            State::BeforeKey | State::Value { .. } => {}
+            State::BeforeKey | State::Value { .. } => false,
         }
-        false
     }
 
     fn step_key(&mut self, held: &mut String, parts: &mut Vec<AnswerPart>) -> Step {

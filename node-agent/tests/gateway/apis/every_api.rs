@@ -104,6 +104,37 @@ async fn a_call_ends_the_answer_in_the_words_of_each_api() {
     }
 }
 
+/// Agents would carry out half of one.
+#[tokio::test]
+async fn a_stop_string_within_a_call_leaves_no_call() {
+    let template = "{% for message in messages %}{{ message.content }}{% endfor %}{# tools <tool_call><function= #}";
+    let mut server = Server::start_with(options(), Some(text(Some(template)))).await;
+    let begun = "<tool_call>\n<function=f>\n<parameter=a>\nb";
+    let whole = format!("{begun}\n</parameter>\n</function>\n</tool_call>");
+    let call = ("f".to_owned(), json!({"a": "b"}));
+    // OpenAI's responses have no stop strings.
+    for (place, stopped, called) in [
+        (0, "stop", "tool_calls"),
+        (2, "stop_sequence", "tool_use"),
+        (3, "stop", "stop"),
+    ] {
+        let api = &APIS[place];
+        for (text, calls, reason) in [
+            (begun.to_owned(), vec![], stopped),
+            (whole.clone(), vec![call.clone()], called),
+            (format!("{whole}{begun}"), vec![call.clone()], stopped),
+        ] {
+            let stop = FinishReason::StopString(0);
+            let pieces = [text];
+            let answer = said(&mut server, api, false, &pieces, stop).await;
+            let found = (answer.calls, answer.reason.as_str());
+            assert_eq!(found, (calls, reason), "{} {pieces:?}", api.route);
+            let streamed = said(&mut server, api, true, &pieces, stop).await;
+            assert_eq!(streamed.reason, reason, "{} {pieces:?}", api.route);
+        }
+    }
+}
+
 #[tokio::test]
 async fn what_was_said_becomes_the_same_prompt_in_every_api() {
     let mut server = Server::start_with(options(), Some(text(Some(TEMPLATE)))).await;
