@@ -38,7 +38,7 @@ async fn answer(
     let read = {
         let gateway = gateway.clone();
         move |fields: &Fields<'_>| {
-            if fields.get("max_tokens").is_none() {
+            if fields.integer("max_tokens", 1..=i64::MAX)?.is_none() {
                 return Err(fields.missing("max_tokens"));
             }
             let chat = as_chat(fields)?;

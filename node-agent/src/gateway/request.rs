@@ -298,9 +298,18 @@ fn logit_bias(fields: &Fields<'_>, vocabulary: usize) -> Result<Vec<(u32, f32)>,
 fn max_tokens(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
     // The newer name wins, as in OpenAI's API.
     for name in ["max_completion_tokens", "max_tokens"] {
-        if let Some(tokens) = fields.integer(name, 1..=i64::MAX)? {
-            return Ok(Some(usize::try_from(tokens).unwrap_or(usize::MAX)));
-        }
+        let Some(value) = fields.get(name) else {
+            continue;
+        };
+        return match value.as_i64() {
+            // So say llama.cpp's and LM Studio's clients.
+            Some(-1) => Ok(Some(usize::MAX)),
+            Some(tokens @ 1..) => Ok(Some(usize::try_from(tokens).unwrap_or(usize::MAX))),
+            _ => {
+                let must = "an integer of at least 1, or -1 for no limit";
+                Err(fields.wrong(name, must, value))
+            }
+        };
     }
     Ok(None)
 }
@@ -426,7 +435,7 @@ mod tests {
             ("presence_penalty", json!([-2.1, 2.1])),
             ("frequency_penalty", json!([-2.1, 2.1])),
             ("seed", json!([1.5, "x", 18446744073709551615u64])),
-            ("max_tokens", json!([0, -1, 1.5, "5"])),
+            ("max_tokens", json!([0, -2, 1.5, "5"])),
             ("max_completion_tokens", json!([0])),
             ("n", json!([0, MAX_CHOICES + 1, "1"])),
             (

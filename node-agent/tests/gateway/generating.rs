@@ -77,14 +77,46 @@ async fn a_chat_is_rendered_asked_and_answered() {
 #[tokio::test]
 async fn without_a_limit_a_chat_fills_the_context() {
     let mut server = Server::start().await;
-    let chat = json!({"messages": [{"role": "user", "content": "a"}]});
+    let messages = json!([{"role": "user", "content": "a"}]);
     for (route, body, expected) in [
-        ("/v1/chat/completions", chat, usize::MAX),
+        (
+            "/v1/chat/completions",
+            json!({"messages": messages}),
+            usize::MAX,
+        ),
+        (
+            "/v1/chat/completions",
+            json!({"messages": messages, "max_tokens": -1}),
+            usize::MAX,
+        ),
         ("/v1/completions", json!({"prompt": "a"}), 16),
+        (
+            "/v1/completions",
+            json!({"prompt": "a", "max_tokens": -1}),
+            usize::MAX,
+        ),
     ] {
         let sent = tokio::spawn(post(route, &body).send(server.address));
         assert_eq!(server.accept().await.request.max_tokens, expected);
         sent.abort();
+    }
+    // Other APIs have no word for it.
+    for (route, body, named) in [
+        (
+            "/v1/messages",
+            json!({"messages": messages, "max_tokens": -1}),
+            "max_tokens",
+        ),
+        (
+            "/v1/responses",
+            json!({"input": "a", "max_output_tokens": -1}),
+            "max_output_tokens",
+        ),
+    ] {
+        let reply = post(route, &body).send(server.address).await;
+        assert_eq!(reply.status, 400, "{route}");
+        let problem = format!("{named} must be an integer of at least 1");
+        assert!(reply.text().await.contains(&problem), "{route}");
     }
 }
 

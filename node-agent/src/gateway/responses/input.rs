@@ -25,6 +25,8 @@ pub fn as_chat(
     mut messages: Vec<Value>,
     mut referenced: HashMap<String, Value>,
 ) -> Result<Chat, ApiError> {
+    // A chat may say that there is no limit.
+    fields.integer("max_output_tokens", 1..=i64::MAX)?;
     let mut chat = fields.renamed(&[
         ("model", "model"),
         ("max_output_tokens", "max_tokens"),
