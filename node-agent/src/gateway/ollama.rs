@@ -187,9 +187,13 @@ async fn names_model(gateway: &Gateway, request: Request) -> Result<(), ApiError
     gateway.0.intake.take(request, read).await.map(drop)
 }
 
-/// Ollama's names have a tag.
+/// Ollama's names have a tag. `name` is the older word for the field.
 pub fn check_model(gateway: &Gateway, fields: &Fields<'_>) -> Result<(), ApiError> {
-    match fields.string("model")? {
+    let asked = match fields.string("model")? {
+        None => fields.string("name")?,
+        asked => asked,
+    };
+    match asked {
         Some(asked) => {
             let plain = asked.strip_suffix(":latest").unwrap_or(asked);
             gateway.0.model.check(plain)

@@ -199,6 +199,22 @@ async fn the_oldest_turns_of_a_long_conversation_are_left_out() {
 }
 
 #[tokio::test]
+async fn older_clients_name_the_model_by_name() {
+    let server = Server::start_with(options(), Some(text(None))).await;
+    for route in ["/api/show", "/api/pull"] {
+        for (body, status) in [
+            (json!({"name": MODEL}), 200),
+            (json!({"name": "qwen3"}), 404),
+            (json!({"model": MODEL, "name": "qwen3"}), 200),
+            (json!({}), 400),
+        ] {
+            let reply = post(route, &body).send(server.address).await;
+            assert_eq!(reply.status, status, "{route} {body}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn what_is_served_needs_no_pulling() {
     let server = Server::start_with(options(), Some(text(None))).await;
     for (model, status) in [
