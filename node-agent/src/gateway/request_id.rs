@@ -1,4 +1,5 @@
-//! X-Request-Id: the client's own is echoed, else one is made; and the random numbers for ids and seeds.
+//! X-Request-Id, which Anthropic's clients look for as Request-Id: the client's own is echoed, else one is made; and the random numbers for
+//! ids and seeds.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -9,6 +10,7 @@ use axum::response::Response;
 use tracing::Instrument;
 
 pub static HEADER: HeaderName = HeaderName::from_static("x-request-id");
+static ANTHROPICS_HEADER: HeaderName = HeaderName::from_static("request-id");
 
 /// Longer ids than this are replaced, so that logs stay readable.
 const MAX_LENGTH: usize = 128;
@@ -25,7 +27,9 @@ pub async fn attach(mut request: Request, next: Next) -> Response {
     // For whoever comes later.
     request.headers_mut().insert(HEADER.clone(), id.clone());
     let mut response = next.run(request).instrument(span).await;
-    response.headers_mut().insert(HEADER.clone(), id);
+    let headers = response.headers_mut();
+    headers.insert(HEADER.clone(), id.clone());
+    headers.insert(ANTHROPICS_HEADER.clone(), id);
     response
 }
 

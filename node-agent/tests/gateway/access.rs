@@ -424,6 +424,7 @@ async fn request_ids_are_echoed_or_made() {
         .send(server.address)
         .await;
     assert_eq!(sent.header("x-request-id"), Some("abc-123"));
+    assert_eq!(sent.header("request-id"), Some("abc-123"));
     let mut made = Vec::new();
     for odd in ["a b".to_string(), "x".repeat(129)] {
         let reply = get("/nowhere")
