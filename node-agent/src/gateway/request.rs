@@ -357,7 +357,7 @@ fn kind_of(value: &Value) -> &'static str {
 }
 
 /// What a client sent, short enough for a message.
-fn shown(text: &str) -> String {
+pub fn shown(text: &str) -> String {
     const SHOWN: usize = 60;
     match text.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{}…", &text[..end]),

@@ -169,14 +169,11 @@ pub fn arguments(text: &str) -> Result<Value, ApiError> {
     })
 }
 
-/// What the model reads instead of a part that is no text.
-const NO_TEXT: &str = "[an image, which this model cannot read]";
-
 /// The text of a tool's result that came in parts.
 pub fn result_text(parts: &[Value]) -> String {
     let texts = parts
         .iter()
-        .map(|part| part["text"].as_str().unwrap_or(NO_TEXT));
+        .map(|part| part["text"].as_str().unwrap_or(UNREADABLE_PART));
     texts.collect::<Vec<_>>().join("\n")
 }
 

@@ -666,7 +666,8 @@ mod tests {
         let xml = "<tool_call>\n<function=weather>\n";
         let channel = " to=functions.weather<|channel|>commentary<|message|>";
         // What follows the beginning of a call, and whether the call is not whole then.
-        let cases: [(&str, &str, &[(&str, bool)]); 5] = [
+        type Ends<'t> = &'t [(&'t str, bool)];
+        let cases: [(&str, &str, Ends); 5] = [
             (
                 "<tool_call>",
                 "<tool_call>{",
