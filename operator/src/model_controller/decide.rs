@@ -10,6 +10,7 @@
 
 mod going_on;
 mod keys;
+mod left_out;
 mod memory;
 mod ports;
 mod priority;
@@ -42,6 +43,7 @@ use super::standing::Standing;
 use crate::plan;
 use going_on::{Broken, going_on};
 pub use keys::in_the_clear;
+use left_out::{NO_ROOM, NOT_WORTH_IT, OTHERS_FIRST, TOO_SOON, no_machines, out_of_ring};
 use priority::DISPLACED;
 pub use priority::is_said_to_be_displaced;
 pub use question::{Answer, Question, plan_depends_on};
@@ -315,6 +317,7 @@ fn with_machines(
         fingerprint: &fingerprint,
         skeleton: skeleton(&world.model, resolved),
     };
+    let mut kept = NOT_WORTH_IT.to_owned();
     let kind = match current {
         // Their agents end, and are most often followed by others.
         Some(current) if candidates.profiles.is_empty() && candidates.all_leave(current) => {
@@ -332,7 +335,13 @@ fn with_machines(
         None => case.first_ring(state),
         Some(current) => {
             match going_on(current, &world.model, resolved, &case.skeleton, &candidates) {
-                Ok(()) => case.faster_ring(current, state, known_for),
+                Ok(()) => match case.faster_ring(current, state, known_for) {
+                    Ok(kind) => kind,
+                    Err(why) => {
+                        kept = why;
+                        DecisionKind::Keep(current.clone())
+                    }
+                },
                 Err(broken) => case.ring_instead_of(current, &broken, state),
             }
         }
@@ -343,7 +352,7 @@ fn with_machines(
     };
     let answer = state.answer_to(&fingerprint).or(state.answers.last());
     Decision {
-        out: out_of_ring(&kind, world, &candidates, answer),
+        out: out_of_ring(&kind, &kept, world, &candidates, answer),
         kind,
         awaited: candidates.awaited,
         fails: state.refusals.wait(now),
@@ -390,7 +399,7 @@ impl PlannedWindows {
     /// Whether weights are read from disk for every token.
     fn streams(&self) -> bool {
         let mut members = self.members.iter();
-        members.any(|member| member.read_bytes_per_token.unwrap_or(0) > 0)
+        members.any(memory::streams)
     }
 
     fn token_microseconds(&self) -> i64 {
@@ -410,21 +419,21 @@ impl Case<'_> {
         }
     }
 
-    /// Whether another ring is so much faster that it replaces the working one.
+    /// Another ring that is so much faster that it replaces the working one, or what the planner is to be asked; else why the working one goes on
+    /// without the machines that it does not have.
     fn faster_ring(
         &self,
-        current: &Arc<RingPlan>,
+        current: &RingPlan,
         state: &State,
         known_for: Duration,
-    ) -> DecisionKind {
-        let kept = DecisionKind::Keep(current.clone());
+    ) -> Result<DecisionKind, String> {
         let windows = match self.best(state, false) {
             Ok(windows) => windows,
-            Err(ask @ DecisionKind::Ask(_)) => return ask,
-            Err(_) => return kept,
+            Err(ask @ DecisionKind::Ask(_)) => return Ok(ask),
+            Err(_) => return Err(NOT_WORTH_IT.to_owned()),
         };
         let (Some(new), Some(old)) = (windows.predicted, current.spec.predicted) else {
-            return kept;
+            return Err(NOT_WORTH_IT.to_owned());
         };
         // A ring whose tokens come back to the same experts is faster than it was planned before that was known. The new prediction knows it.
         let planned = old.token_microseconds;
@@ -432,22 +441,29 @@ impl Case<'_> {
             measured.token_microseconds.min(planned)
         });
         let new = new.token_microseconds;
-        if !is_much_faster(new, old) || known_for <= SETTLE {
-            return kept;
+        if !is_much_faster(new, old) {
+            return Err(NOT_WORTH_IT.to_owned());
+        }
+        if known_for <= SETTLE {
+            return Err(TOO_SOON.to_owned());
         }
         // Nor does it take the room that is meant for another Model.
         if priority::comes_first(self.world, &windows.members, false).is_some() {
-            return kept;
+            return Err(OTHERS_FIRST.to_owned());
         }
-        match self.spec(windows, &self.world.others) {
-            // A working ring does not end early to make room for a faster one.
-            Ok(spec) if self.fits_beside(&spec) => DecisionKind::New {
-                spec: Box::new(spec),
-                retire_first: false,
-                why: format!("a token would take {new} instead of {old} microseconds"),
-            },
-            _ => kept,
+        let spec = match self.spec(windows, &self.world.others) {
+            Ok(spec) => spec,
+            Err(kind) => return Err(left_out::refused(&kind)),
+        };
+        // A working ring does not end early to make room for a faster one.
+        if !self.fits_beside(&spec) {
+            return Err(NO_ROOM.to_owned());
         }
+        Ok(DecisionKind::New {
+            spec: Box::new(spec),
+            retire_first: false,
+            why: format!("a token would take {new} instead of {old} microseconds"),
+        })
     }
 
     /// Another ring at once, even if the old one has to end first; but not where a member only leaves, and may come back.
@@ -682,63 +698,4 @@ fn same_file(plan: &RingPlan, model: &Model) -> bool {
         Some(path) => planned.source.is_none() && planned.file == path,
         None => planned.source.as_ref() == Some(source),
     }
-}
-
-fn no_machines(candidates: &Candidates) -> String {
-    match candidates.out.as_slice() {
-        [] => "no agent has been heard of; is the DaemonSet of agents running (kubectl get pods -A -l app.kubernetes.io/component=agent)?".to_owned(),
-        out => {
-            let out: Vec<_> = out.iter().map(|(name, why)| format!("{name}: {why}")).collect();
-            format!("no machine can take part: {}", out.join("; "))
-        }
-    }
-}
-
-/// Machines that are neither in the running ring nor in the next, and why.
-fn out_of_ring(
-    kind: &DecisionKind,
-    world: &World,
-    candidates: &Candidates,
-    answer: Option<&Answer>,
-) -> Vec<NodeShare> {
-    let current = world.current().map(|plan| &plan.spec.members[..]);
-    let (members, runs) = match kind {
-        DecisionKind::Keep(plan) => (&plan.spec.members[..], true),
-        DecisionKind::Ask(_) => (current.unwrap_or_default(), current.is_some()),
-        DecisionKind::New { spec, .. } => (&spec.members[..], false),
-        DecisionKind::Released { .. }
-        | DecisionKind::Impossible { .. }
-        | DecisionKind::NoPlace { .. } => (&[][..], false),
-    };
-    let planned = answer.and_then(|answer| answer.plan.as_ref().ok());
-    let idle = candidates.profiles.iter().map(|profile| {
-        let name = profile.name_any();
-        let left_out = planned
-            .and_then(|plan| plan.report.left_out.iter().find(|out| out.name == name))
-            .map(|out| out.why.clone());
-        let why = left_out.unwrap_or_else(|| {
-            match runs {
-                true => {
-                    "a ring with it would not be so much faster that it is worth an interruption"
-                }
-                false => "it could take part",
-            }
-            .to_owned()
-        });
-        (name, why)
-    });
-    candidates
-        .out
-        .iter()
-        .cloned()
-        .chain(idle)
-        .filter(|(name, _)| members.iter().all(|member| member.name != *name))
-        .map(|(name, why)| NodeShare {
-            name,
-            in_ring: false,
-            why,
-            fetched_bytes: None,
-            total_bytes: None,
-        })
-        .collect()
 }

@@ -15,15 +15,19 @@ pub fn could_do(profile: &NodeProfile, member: &RingMember, model: &ModelProfile
         return false;
     };
     let owner = &profile.spec;
-    // What is read anew for every token does not stay.
-    let read = member.read_bytes_per_token.unwrap_or(0);
-    member.memory_bytes.unwrap_or(0) - read <= owner.left_to_running_ring(status, model)
+    staying_bytes(member) <= owner.left_to_running_ring(status, model)
         && member.gpu_memory_bytes.unwrap_or(0) <= status.own_gpu_bytes(model).unwrap_or(0)
-        && (read == 0 || owner.disk_allowed != Some(false))
+        && (!streams(member) || owner.disk_allowed != Some(false))
+}
+
+/// Whether it reads weights from disk for every token.
+pub fn streams(member: &RingMember) -> bool {
+    member.read_bytes_per_token.unwrap_or(0) > 0
 }
 
 /// Whether the machines have memory for the new ring while the old ones still run. If a machine has a layer in both, its page cache holds
-/// the weights once; a GPU holds both rings in full.
+/// the weights once; a GPU holds both rings in full. Where the old ring reads weights from disk anyway, both may read more of them until it
+/// ends: then only what cannot be read again has to fit.
 pub fn fits_beside(
     spec: &RingPlanSpec,
     old: &[Arc<RingPlan>],
@@ -32,24 +36,38 @@ pub fn fits_beside(
 ) -> bool {
     let layer_bytes = model.layer_bytes();
     spec.members.iter().all(|member| {
+        let members = old.iter().flat_map(|plan| &plan.spec.members);
+        let before: Vec<&RingMember> = members
+            .filter(|before| before.name == member.name)
+            .collect();
+        // Where no old ring is, the new one was planned with all that there is.
+        if before.is_empty() {
+            return true;
+        }
         let profile = candidates.profile(&member.name);
         let Some(status) = profile.and_then(|profile| profile.status.as_ref()) else {
             return true;
         };
-        let before = || {
-            let members = old.iter().flat_map(|plan| &plan.spec.members);
-            members.filter(|before| before.name == member.name)
+        let needed: i64 = match before.iter().all(|before| streams(before)) {
+            true => {
+                let both = before.iter().copied().chain([member]);
+                both.map(|one| fixed_bytes(one, layer_bytes)).sum()
+            }
+            false => {
+                let ours = layers(member);
+                let held = before.iter().map(|before| {
+                    let shared = layers(before).intersection(&ours).count() as i64;
+                    (before.memory_bytes.unwrap_or(0) - shared * layer_bytes).max(0)
+                });
+                staying_bytes(member) + held.sum::<i64>()
+            }
         };
-        let ours = layers(member);
-        let held: i64 = before()
-            .map(|before| {
-                let shared = layers(before).intersection(&ours).count() as i64;
-                (before.memory_bytes.unwrap_or(0) - shared * layer_bytes).max(0)
-            })
+        let gpu_held: i64 = before
+            .iter()
+            .filter_map(|before| before.gpu_memory_bytes)
             .sum();
-        let gpu_held: i64 = before().filter_map(|before| before.gpu_memory_bytes).sum();
         let on_gpu = member.gpu_memory_bytes.unwrap_or(0);
-        member.memory_bytes.unwrap_or(0) + held <= status.available_bytes(model)
+        needed <= status.available_bytes(model)
             && (on_gpu == 0 || on_gpu + gpu_held <= status.own_gpu_bytes(model).unwrap_or(0))
     })
 }
@@ -76,6 +94,20 @@ pub fn fits_in_less(
                     && member.gpu_memory_bytes.unwrap_or(0) <= gpu
             })
     })
+}
+
+/// Of the machine's memory, what a member keeps: what is read anew for every token does not stay.
+fn staying_bytes(member: &RingMember) -> i64 {
+    member.memory_bytes.unwrap_or(0) - member.read_bytes_per_token.unwrap_or(0)
+}
+
+/// Of the machine's memory, what a member cannot give up: all but the weights of its layers, which are on its disk, too.
+fn fixed_bytes(member: &RingMember, layer_bytes: i64) -> i64 {
+    let windows = member.windows.iter();
+    let layers: i32 = windows
+        .map(|window| window.last - window.first - window.gpu_layers)
+        .sum();
+    (member.memory_bytes.unwrap_or(0) - i64::from(layers) * layer_bytes).max(0)
 }
 
 fn layers(member: &RingMember) -> HashSet<i32> {

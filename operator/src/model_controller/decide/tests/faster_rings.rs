@@ -4,6 +4,7 @@ use prima_crds::v1alpha1::model::ModelStatus;
 use serde_json::json;
 
 use super::*;
+use crate::cluster::world::Machine;
 use crate::model_controller::test_world::{GIB, machine, profile, world};
 
 #[test]
@@ -139,4 +140,53 @@ fn a_faster_ring_waits_where_both_do_not_fit() {
     assert!(retire_first);
     assert_eq!(why, "the Model was changed");
     assert_eq!(state.ended_first, Some((spec.generation, why)));
+}
+
+/// Two machines that have memory for the model only together.
+fn halves() -> [Machine; 2] {
+    ["desk", "pi4"].map(|name| {
+        let mut machine = machine(name);
+        let status = profile(&mut machine).status.as_mut().unwrap();
+        status.memory.available_bytes = 5 * GIB;
+        machine
+    })
+}
+
+#[test]
+fn a_machine_is_taken_into_a_ring_that_reads_from_disk() {
+    let machines = halves();
+    let alone = written(decided(&world(&machines[..1], &[])));
+    assert!(alone.spec.members[0].read_bytes_per_token > Some(GIB));
+    let DecisionKind::New {
+        spec, retire_first, ..
+    } = decided_later(&world(&machines, &[alone])).kind
+    else {
+        panic!("it goes on alone");
+    };
+    assert_eq!((spec.members.len(), retire_first), (2, false));
+}
+
+#[test]
+fn a_machine_that_is_not_taken_in_is_told_why() {
+    let machines = halves();
+    let alone = written(decided(&world(&machines[..1], &[])));
+    let why = |change: fn(&mut RingPlan), minutes: u32| {
+        let mut plan = RingPlan::clone(&alone);
+        change(&mut plan);
+        let there = world(&machines, &[Arc::new(plan)]);
+        let (mut state, seen) = (State::default(), Instant::now());
+        decided_with(&there, &mut state, seen);
+        let decision = decided_with(&there, &mut state, seen + MINUTE * minutes);
+        assert!(matches!(decision.kind, DecisionKind::Keep(_)));
+        let [out] = decision.out.as_slice() else {
+            panic!("not one is out");
+        };
+        assert_eq!(out.name, "pi4");
+        out.why.clone()
+    };
+    assert_eq!(why(|_| {}, 10), TOO_SOON);
+    assert_eq!(why(|plan| plan.spec.predicted = speed(1), 11), NOT_WORTH_IT);
+    // More than its layers, which alone could be read again.
+    let crowded = |plan: &mut RingPlan| plan.spec.members[0].memory_bytes = Some(14 * GIB);
+    assert_eq!(why(crowded, 11), NO_ROOM);
 }

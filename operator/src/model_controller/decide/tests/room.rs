@@ -8,25 +8,29 @@ use crate::model_controller::decide::memory::{could_do, fits_beside};
 use crate::model_controller::decide::ports::{SLOTS, free_slot, http};
 use crate::model_controller::test_world::{GIB, gpu, machine, model, profile, ring, world};
 
+/// Whether there is memory for the new ring beside the old one.
+fn fits_on(desk: &NodeProfile, new: &Arc<RingPlan>, old: &Arc<RingPlan>) -> bool {
+    let (_, resolved) = model();
+    let candidates = Candidates {
+        profiles: vec![desk.clone()],
+        ..Candidates::default()
+    };
+    fits_beside(
+        &new.spec,
+        std::slice::from_ref(old),
+        &candidates,
+        &resolved.profile,
+    )
+}
+
 #[test]
 fn a_ring_fits_beside_another_but_for_layers_that_both_have() {
-    let (_, resolved) = model();
     let mut desk = machine("desk");
     let status = profile(&mut desk).status.as_mut().unwrap();
     status.memory.available_bytes = 8 * GIB;
     status.gpus = vec![gpu(6 * GIB)];
-    let candidates = Candidates {
-        profiles: vec![profile(&mut desk).clone()],
-        ..Candidates::default()
-    };
-    let fits = |new: &Arc<RingPlan>, old: &Arc<RingPlan>| {
-        fits_beside(
-            &new.spec,
-            std::slice::from_ref(old),
-            &candidates,
-            &resolved.profile,
-        )
-    };
+    let desk = profile(&mut desk);
+    let fits = |new: &Arc<RingPlan>, old: &Arc<RingPlan>| fits_on(desk, new, old);
     let new = ring(&[(0, 4)], 4 * GIB, 0);
     assert!(fits(&new, &ring(&[(4, 8)], 4 * GIB, 0)), "just");
     assert!(
@@ -48,6 +52,44 @@ fn a_ring_fits_beside_another_but_for_layers_that_both_have() {
     assert!(fits(&new, &ring(&[(0, 4)], 0, 3 * GIB)));
     assert!(!fits(&new, &ring(&[(0, 4)], 0, 3 * GIB + 1)));
     assert!(fits(&ring(&[(0, 4)], 0, 0), &ring(&[(0, 4)], 0, 9 * GIB)));
+}
+
+#[test]
+fn a_ring_that_reads_from_disk_makes_room() {
+    let mut desk = machine("desk");
+    profile(&mut desk)
+        .status
+        .as_mut()
+        .unwrap()
+        .memory
+        .available_bytes = 5 * GIB;
+    let desk = profile(&mut desk);
+    let reads = |plan: Arc<RingPlan>, bytes| {
+        let mut plan = RingPlan::clone(&plan);
+        plan.spec.members[0].read_bytes_per_token = Some(bytes);
+        Arc::new(plan)
+    };
+    // All but its 8 layers stays: 2 GiB.
+    let old = reads(ring(&[(0, 8)], 10 * GIB, 0), 5 * GIB);
+    let new = |bytes| ring(&[(0, 4)], bytes, 0);
+    assert!(fits_on(desk, &new(7 * GIB), &old), "3 GiB are no layers");
+    assert!(!fits_on(desk, &new(7 * GIB + 1), &old), "a byte too much");
+    // Layers on a GPU are in its memory.
+    let mut on_gpu = RingPlan::clone(&old);
+    on_gpu.spec.members[0].windows[0].gpu_layers = 1;
+    assert!(!fits_on(desk, &new(7 * GIB), &Arc::new(on_gpu)));
+
+    // A ring that reads nothing from disk is not made to.
+    let old = ring(&[(0, 4)], 4 * GIB, 0);
+    let new = ring(&[(0, 6)], 6 * GIB, 0);
+    assert!(!fits_on(desk, &new, &old));
+    assert!(fits_on(desk, &reads(new.clone(), GIB), &old));
+    assert!(!fits_on(desk, &reads(new, GIB - 1), &old));
+    // On a machine that the old ring does not have, the new one is as it was planned.
+    let mut elsewhere = RingPlan::clone(&old);
+    elsewhere.spec.members[0].name = "pi4".to_owned();
+    let new = reads(ring(&[(0, 8)], 9 * GIB, 0), GIB);
+    assert!(fits_on(desk, &new, &Arc::new(elsewhere)));
 }
 
 #[test]

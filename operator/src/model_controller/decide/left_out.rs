@@ -1,0 +1,83 @@
+//! What is said of machines that a ring does without.
+
+use kube::ResourceExt;
+use prima_crds::v1alpha1::model::NodeShare;
+
+use super::{Answer, DecisionKind};
+use crate::model_controller::candidates::Candidates;
+use crate::model_controller::dereference::World;
+
+/// Why a working ring goes on without a machine.
+pub const NOT_WORTH_IT: &str =
+    "a ring with it would not be so much faster that it is worth an interruption";
+pub const TOO_SOON: &str =
+    "a ring with it would be faster; a working ring is replaced after ten minutes at the earliest";
+pub const OTHERS_FIRST: &str =
+    "a ring with it would be faster, but a Model of higher priority is planned first";
+pub const NO_ROOM: &str = "a ring with it would be faster, but memory does not suffice for it beside the ring that runs; to end that one first, \
+    set spec.suspend to true and back to false";
+
+/// The same where no ring with it may be planned, as this says.
+pub fn refused(kind: &DecisionKind) -> String {
+    match kind.why_not() {
+        Some((_, message)) => format!("a ring with it would be faster, but {message}"),
+        None => NOT_WORTH_IT.to_owned(),
+    }
+}
+
+/// Why nothing can be planned where no machine can take part.
+pub fn no_machines(candidates: &Candidates) -> String {
+    match candidates.out.as_slice() {
+        [] => "no agent has been heard of; is the DaemonSet of agents running (kubectl get pods -A -l app.kubernetes.io/component=agent)?".to_owned(),
+        out => {
+            let out: Vec<_> = out.iter().map(|(name, why)| format!("{name}: {why}")).collect();
+            format!("no machine can take part: {}", out.join("; "))
+        }
+    }
+}
+
+/// Machines that are neither in the running ring nor in the next, and why. `kept`: why the running ring goes on without those that the best ring
+/// has.
+pub fn out_of_ring(
+    kind: &DecisionKind,
+    kept: &str,
+    world: &World,
+    candidates: &Candidates,
+    answer: Option<&Answer>,
+) -> Vec<NodeShare> {
+    let current = world.current().map(|plan| &plan.spec.members[..]);
+    let (members, runs) = match kind {
+        DecisionKind::Keep(plan) => (&plan.spec.members[..], true),
+        DecisionKind::Ask(_) => (current.unwrap_or_default(), current.is_some()),
+        DecisionKind::New { spec, .. } => (&spec.members[..], false),
+        DecisionKind::Released { .. }
+        | DecisionKind::Impossible { .. }
+        | DecisionKind::NoPlace { .. } => (&[][..], false),
+    };
+    let planned = answer.and_then(|answer| answer.plan.as_ref().ok());
+    let idle = candidates.profiles.iter().map(|profile| {
+        let name = profile.name_any();
+        let left_out = planned
+            .and_then(|plan| plan.report.left_out.iter().find(|out| out.name == name))
+            .map(|out| out.why.clone());
+        let why = left_out.unwrap_or_else(|| match runs {
+            true => kept.to_owned(),
+            false => "it could take part".to_owned(),
+        });
+        (name, why)
+    });
+    candidates
+        .out
+        .iter()
+        .cloned()
+        .chain(idle)
+        .filter(|(name, _)| members.iter().all(|member| member.name != *name))
+        .map(|(name, why)| NodeShare {
+            name,
+            in_ring: false,
+            why,
+            fetched_bytes: None,
+            total_bytes: None,
+        })
+        .collect()
+}
