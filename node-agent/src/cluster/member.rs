@@ -105,7 +105,7 @@ enum MemberError {
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(120);
-/// A member that ran this long starts again with a short backoff.
+/// A member whose process ran this long starts again with a short backoff.
 const STEADY: Duration = Duration::from_secs(600);
 /// After an agent has said that it ends, operator and nodes take a moment to send clients elsewhere: until then a ring takes what comes.
 const MOVING: Duration = Duration::from_secs(2);
@@ -199,17 +199,18 @@ impl Member {
     async fn keep_up(&mut self) -> Infallible {
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         loop {
-            let begun = Instant::now();
+            let before = self.share;
             let error = match self.attempt().await {
                 Ok(never) => match never {},
                 Err(error) => error,
             };
+            let ran_for = self.process.as_ref().map(Running::age);
+            if went_well(before, self.share, ran_for) {
+                backoff.reset();
+            }
             // The part of the model that it holds stays in use for the next attempt.
             if let Some(process) = self.process.take() {
                 process.kill().await;
-            }
-            if begun.elapsed() > STEADY {
-                backoff.reset();
             }
             let pause = backoff.next();
             let observed = observed(&error, pause);
@@ -389,6 +390,13 @@ impl Member {
     }
 }
 
+/// Whether an attempt got so far that its failure counts as the first: its process ran for long, or more of the model is on the disk than
+/// `before`.
+fn went_well(before: Option<Share>, now: Option<Share>, ran_for: Option<Duration>) -> bool {
+    let fetched = |share: Option<Share>| share.map(|share| share.fetched_bytes);
+    ran_for.is_some_and(|ran_for| ran_for > STEADY) || fetched(now) > fetched(before)
+}
+
 /// How a failed attempt is reported. A refusal makes planners leave this machine out for a while, so it must be the
 /// fault of the machine or the plan, not a passing problem.
 fn observed(error: &MemberError, again_in: Duration) -> Observed {
@@ -449,6 +457,23 @@ mod tests {
     use std::net::IpAddr;
 
     use super::*;
+
+    #[test]
+    fn who_ran_for_long_or_fetched_some_is_tried_again_soon() {
+        let share = |fetched_bytes| {
+            Some(Share {
+                fetched_bytes,
+                total_bytes: 9,
+            })
+        };
+        let second = Duration::from_secs(1);
+        assert!(went_well(None, None, Some(STEADY + second)));
+        assert!(!went_well(None, None, Some(STEADY)));
+        assert!(went_well(share(3), share(4), None));
+        // It was there, or was of no use and is fetched again.
+        assert!(!went_well(share(9), share(9), Some(second)));
+        assert!(!went_well(share(9), share(4), None));
+    }
 
     #[test]
     fn only_what_another_machine_would_do_better_is_a_refusal() {

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::slice::from_mut;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use prima_member_process::{HANGS_AFTER, Launch, MemberProcess, Serve, StartError, cut_off};
 use prometheus_client::metrics::counter::Counter;
@@ -52,6 +52,7 @@ pub enum ProcessError {
 pub struct Running {
     plan: String,
     drain_limit: Duration,
+    started: Instant,
     process: MemberProcess,
     _counted: Counted,
 }
@@ -94,9 +95,15 @@ impl Running {
         Ok(Self {
             plan: start.plan,
             drain_limit: start.drain_limit,
+            started: Instant::now(),
             _counted: children.add(process.pid()),
             process,
         })
+    }
+
+    /// How long ago it was started.
+    pub fn age(&self) -> Duration {
+        self.started.elapsed()
     }
 
     /// Waits until it has joined its ring; for ever if it does not.

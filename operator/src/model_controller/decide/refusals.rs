@@ -12,10 +12,18 @@ use crate::cluster::world::Machine;
 #[derive(Clone, Default)]
 pub struct Refusals {
     refused: BTreeMap<String, Refusal>,
-    /// Members of a plan's generation that fail, and since when.
-    failing: BTreeMap<(i64, String), Instant>,
+    /// Members of a plan's generation that fail.
+    failing: BTreeMap<(i64, String), Failing>,
     /// The generation of a ring that fails at some member, and since when.
     broken: Option<(i64, Instant)>,
+}
+
+/// A member that has failed, and not got on since: neither has its process loaded, nor were weights fetched.
+#[derive(Clone, Copy)]
+struct Failing {
+    since: Instant,
+    /// What it had then of its part of the file.
+    fetched_bytes: Option<i64>,
 }
 
 #[derive(Clone)]
@@ -29,7 +37,7 @@ struct Refusal {
     by_rank0: Option<String>,
 }
 
-/// A machine that fails for longer than this, while no client is answered, counts as one that refused.
+/// A machine that fails for longer than this, again and again, while no client is answered, counts as one that refused.
 const FAILS_FOR: Duration = Duration::from_secs(120);
 /// A machine at which the ring has failed for longer than this counts as one that refused. A pause of the network is most often shorter, and a
 /// member that has died is soon started again. Where others would have to fetch what the machine has, it has [`FAILS_FOR`].
@@ -56,16 +64,14 @@ impl Refusals {
             let generation = plan.spec.generation;
             for member in plan.status.iter().flat_map(|status| &status.members) {
                 let name = &member.name;
-                let fails_for = match member.state {
-                    MemberState::Failed => {
-                        let key = (generation, name.clone());
-                        let since = self.failing.get(&key).copied().unwrap_or(now);
-                        failing.insert(key, since);
-                        now.duration_since(since)
-                    }
-                    _ => Duration::ZERO,
-                };
-                if member.state == MemberState::Refused || fails_for > FAILS_FOR {
+                let key = (generation, name.clone());
+                let before = self.failing.get(&key).copied();
+                let still = still_fails(before, member, now);
+                failing.extend(still.map(|still| (key, still)));
+                // While it is tried again, it may yet go well.
+                let fails_too_long = member.state == MemberState::Failed
+                    && still.is_some_and(|still| now.duration_since(still.since) > FAILS_FOR);
+                if member.state == MemberState::Refused || fails_too_long {
                     self.refuse(plan, name, member.message.clone(), None, now);
                 } else if member.state >= MemberState::Loaded {
                     self.refused.remove(name);
@@ -133,6 +139,19 @@ impl Refusals {
                 by_rank0,
             },
         );
+    }
+}
+
+/// What is remembered of a member that failed `before`, by what it says now. Each new try passes through the same states again: they say nothing.
+fn still_fails(before: Option<Failing>, member: &MemberStatus, now: Instant) -> Option<Failing> {
+    let before = before.filter(|before| member.fetched_bytes <= before.fetched_bytes);
+    match member.state {
+        MemberState::Loaded | MemberState::Ready => None,
+        MemberState::Failed => Some(before.unwrap_or(Failing {
+            since: now,
+            fetched_bytes: member.fetched_bytes,
+        })),
+        MemberState::Refused | MemberState::Fetching | MemberState::Loading => before,
     }
 }
 

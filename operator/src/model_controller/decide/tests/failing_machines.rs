@@ -55,10 +55,42 @@ fn who_fails_for_two_minutes_has_refused() {
     // If it recovers in between, its time begins anew.
     let mut refusals = Refusals::default();
     refusals.note(Some(&failed), &[], start);
-    refusals.note(Some(&reported(MemberState::Loading, "")), &[], at(60));
+    refusals.note(Some(&reported(MemberState::Loaded, "")), &[], at(60));
     assert!(refusals.note(Some(&failed), &[], at(121)).is_empty());
     assert!(refusals.note(Some(&failed), &[], at(241)).is_empty());
     assert_eq!(refusals.note(Some(&failed), &[], at(242)).len(), 1);
+    // To be tried again is not to recover; but it may.
+    let mut refusals = Refusals::default();
+    refusals.note(Some(&failed), &[], start);
+    let loading = reported(MemberState::Loading, "");
+    assert!(refusals.note(Some(&loading), &[], at(60)).is_empty());
+    assert!(refusals.note(Some(&failed), &[], at(120)).is_empty());
+    assert!(refusals.note(Some(&loading), &[], at(125)).is_empty());
+    assert_eq!(refusals.note(Some(&failed), &[], at(130)).len(), 1);
+}
+
+#[test]
+fn a_download_that_gets_on_is_waited_for() {
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let fetched = |state, bytes| {
+        let mut plan = RingPlan::clone(&reported(state, "no answer"));
+        plan.status.as_mut().unwrap().members[0].fetched_bytes = Some(bytes);
+        Arc::new(plan)
+    };
+    let failed = |bytes| fetched(MemberState::Failed, bytes);
+    let mut refusals = Refusals::default();
+    assert!(refusals.note(Some(&failed(10)), &[], start).is_empty());
+    let fetching = fetched(MemberState::Fetching, 11);
+    assert!(refusals.note(Some(&fetching), &[], at(60)).is_empty());
+    assert!(refusals.note(Some(&failed(12)), &[], at(130)).is_empty());
+    // Also where only its failures were seen.
+    assert!(refusals.note(Some(&failed(13)), &[], at(260)).is_empty());
+    // What it had is no progress.
+    let fetching = fetched(MemberState::Fetching, 13);
+    assert!(refusals.note(Some(&fetching), &[], at(300)).is_empty());
+    assert!(refusals.note(Some(&failed(13)), &[], at(380)).is_empty());
+    assert_eq!(refusals.note(Some(&failed(13)), &[], at(381)).len(), 1);
 }
 
 #[test]
