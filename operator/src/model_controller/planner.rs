@@ -21,10 +21,16 @@ pub struct Planner {
     answered: mpsc::UnboundedSender<ObjectRef<Model>>,
 }
 
-/// A running search, of one Model.
+/// A search of one Model. If this is dropped before its turn has come, nobody searches.
 pub struct Search {
     fingerprint: String,
     task: JoinHandle<Result<Answer, JoinError>>,
+}
+
+impl Drop for Search {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
 }
 
 /// How long a reconcile waits for its answers.
@@ -49,7 +55,7 @@ impl Planner {
     }
 
     /// The answer, if it is there before `until`. `search`: the running search of the same Model, if any; once another question is asked,
-    /// it is ignored.
+    /// it is given up.
     ///
     /// # Errors
     /// If the search ended without an answer, which is a mistake in the planner.
@@ -79,16 +85,22 @@ impl Planner {
             (self.search, self.metrics.clone(), self.answered.clone());
         let turn = (!question.urgent).then(|| self.leisurely.clone());
         let task = tokio::spawn(async move {
-            let _turn = match turn {
+            let turn = match turn {
                 // The semaphore is never closed.
                 Some(turn) => turn.acquire_owned().await.ok(),
                 None => None,
             };
-            let begun = Instant::now();
-            let searched = spawn_blocking(move || search(&question)).await;
-            metrics
-                .planning_seconds
-                .observe(begun.elapsed().as_secs_f64());
+            let searched = spawn_blocking(move || {
+                // One that is given up goes on to its end, and has its turn as long.
+                let _turn = turn;
+                let begun = Instant::now();
+                let answer = search(&question);
+                metrics
+                    .planning_seconds
+                    .observe(begun.elapsed().as_secs_f64());
+                answer
+            })
+            .await;
             // If nobody listens any more, nobody need know.
             let _ = answered.send(model);
             searched
@@ -100,6 +112,8 @@ impl Planner {
 #[cfg(test)]
 mod tests {
     use std::sync::{Condvar, Mutex};
+
+    use tokio::task::yield_now;
 
     use super::*;
 
@@ -115,7 +129,11 @@ mod tests {
     /// Questions that may be answered; all others are searched for until they may.
     static ANSWERABLE: (Mutex<Vec<String>>, Condvar) = (Mutex::new(Vec::new()), Condvar::new());
 
+    /// Questions that were searched for.
+    static SEARCHED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
     fn search(question: &Question) -> Answer {
+        SEARCHED.lock().unwrap().push(question.fingerprint.clone());
         let (answerable, more) = &ANSWERABLE;
         let waits = |known: &mut Vec<String>| !known.contains(&question.fingerprint);
         drop(more.wait_while(answerable.lock().unwrap(), waits).unwrap());
@@ -184,5 +202,37 @@ mod tests {
         let answer = planner.answer(model, question("second", true), &mut search, some_time());
         let answer = answer.await;
         assert_eq!(answer.unwrap().unwrap().fingerprint, "second");
+    }
+
+    #[tokio::test]
+    async fn a_question_that_waits_gives_way_to_the_next() {
+        let (planner, _answered) = Planner::new(search, Arc::new(Metrics::new()));
+        let now = Instant::now();
+        let taken = Withheld("taken");
+        let mut others: Vec<Option<Search>> = (0..LEISURELY).map(|_| None).collect();
+        for (index, search) in others.iter_mut().enumerate() {
+            let model = ObjectRef::new(&format!("other-{index}"));
+            let answer = planner.answer(model, question("taken", false), search, now);
+            assert!(answer.await.unwrap().is_none());
+        }
+        let (model, mut search) = (ObjectRef::new("m"), None);
+        for asked in ["oldest", "older", "newest"] {
+            let_answer(asked);
+            let question = question(asked, false);
+            let answer = planner.answer(model.clone(), question, &mut search, now);
+            assert!(answer.await.unwrap().is_none());
+            // It begins to wait for its turn.
+            yield_now().await;
+        }
+        drop(taken);
+        let question = question("newest", false);
+        let answer = planner.answer(model, question, &mut search, some_time());
+        assert!(answer.await.unwrap().is_some());
+        let searched = SEARCHED.lock().unwrap();
+        let of_this: Vec<&String> = searched
+            .iter()
+            .filter(|asked| ["oldest", "older", "newest"].contains(&asked.as_str()))
+            .collect();
+        assert_eq!(of_this, ["newest"]);
     }
 }
