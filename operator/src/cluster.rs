@@ -4,9 +4,10 @@
 mod election;
 mod machine_status;
 pub mod metrics;
+pub mod models;
 mod probes;
 mod telemetry;
-pub mod watching;
+mod watching;
 pub mod world;
 
 use std::future;
@@ -16,11 +17,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use kube::runtime::Controller;
+use kube::Client;
 use kube::runtime::controller::{self, Config};
 use kube::runtime::events::{Recorder, Reporter};
-use kube::{Api, Client};
-use prima_crds::v1alpha1::model::Model;
+use kube::runtime::{Controller, WatchStreamExt, reflector};
 use prima_kubernetes::HubTokens;
 use prima_traces::TracesError;
 use prima_weights::{AllowedServer, Hub, PUBLIC_HUB, Reach};
@@ -232,7 +232,9 @@ async fn control(
     let (planner, planned) = Planner::new(Question::answer, metrics.clone());
     let (tell_reached, reached_or_not) = mpsc::unbounded_channel();
     let (look_again, concerned) = mpsc::unbounded_channel();
-    let controller = Controller::new(Api::<Model>::all(client.clone()), watching::watch())
+    let (models, writer) = reflector::store();
+    let changed = models::all(&client).reflect(writer).applied_objects();
+    let controller = Controller::for_stream(changed, models)
         .with_config(
             Config::default()
                 .debounce(DEBOUNCE)

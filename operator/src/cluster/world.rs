@@ -506,7 +506,7 @@ where
 }
 
 /// All objects of a kind, not yet parsed: one that this version cannot read must not end the watch of the others.
-fn untyped<K: Resource<DynamicType = ()>>(
+pub(super) fn untyped<K: Resource<DynamicType = ()>>(
     client: &Client,
 ) -> impl Stream<Item = watcher::Result<Event<DynamicObject>>> + Send + 'static {
     let objects = Api::all_with(client.clone(), &ApiResource::erase::<K>(&()));

@@ -15,7 +15,6 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::runtime::events::{EventType, Recorder};
 use kube::runtime::reflector::Store;
-use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
 use prima_crds::error_chain;
 use prima_crds::v1alpha1::model::Model;
@@ -29,7 +28,7 @@ use super::conditions::Withdrawn;
 use super::dereference::is_of;
 use super::event::event;
 use super::reached::{self, Reached, Unready};
-use crate::cluster::watching::watch;
+use crate::cluster::models;
 use crate::cluster::world::{Machine, Stores, watched};
 
 /// From one look at what is known to the next.
@@ -47,8 +46,7 @@ const CONCURRENCY: usize = 16;
 
 /// For ever, on an instance that does not lead. Something else must read the watch of plans.
 pub async fn keep(client: &Client, recorder: &Recorder, stores: &Stores, reached: &Reached) {
-    let all = Api::<Model>::all(client.clone());
-    let (models, mut changes) = watched(watcher(all, watch()));
+    let (models, mut changes) = watched(models::all(client));
     // Of machines that are not known yet one would say that they are gone.
     while stores.ready().await.is_err() {
         sleep(RETRY).await;

@@ -1,4 +1,4 @@
-//! Operators that end, are killed, wait to lead and take over, and an API server that restarts; and where their traces go.
+//! Operators that end, are killed, wait to lead and take over, an API server that restarts, and a Model of the next version; and where traces go.
 
 use std::thread;
 use std::time::Duration;
@@ -8,6 +8,7 @@ use prima_tests::api_server::Backend;
 use prima_tests::operator::{NAMESPACE, Operator, USUAL_LEASE};
 use prima_tests::trace_collector::TraceCollector;
 use prima_tests::wait_until;
+use serde_json::{Value, json};
 
 use crate::harness::{MACHINES, Test, model};
 
@@ -194,6 +195,36 @@ fn an_api_server_that_restarts_in_the_middle_is_waited_for() {
     test.api.restart();
     test.wait_for("model/made-up", "Ready", "True", &operator);
     assert_eq!(test.names("ringplans"), ["made-up-1"]);
+}
+
+#[test]
+fn a_model_of_the_next_version_does_not_hide_the_others() {
+    let test = Test::start(Backend::Etcd);
+    let _machines = test.machines(&MACHINES);
+    // As the next version's chart has it, which was rolled back since.
+    let spec = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties";
+    let added = json!([{"op": "add", "path": format!("{spec}/kvDtype/enum/-"), "value": "Q4_1"}]);
+    let definition = "customresourcedefinition/models.prima.dev";
+    test.kubectl(&["patch", definition, "--type=json", "-p", &added.to_string()]);
+    // An API server takes a moment to follow a definition.
+    let listed = model("listed", "kvDtype: Q4_1");
+    wait_until("the API server takes what is new", || {
+        test.api.apply(&listed).is_ok()
+    });
+    let operator = Operator::start(&test.api, "one");
+    test.api.apply(&model("made-up", "")).expect("a model");
+    test.wait_for("model/made-up", "Ready", "True", &operator);
+    test.api
+        .apply(&model("watched", "kvDtype: Q4_1"))
+        .expect("a model");
+    test.api.apply(&model("another", "")).expect("a model");
+    test.wait_for("model/another", "Resolved", "True", &operator);
+    for newer in ["listed", "watched"] {
+        let newer = format!("model/{newer}");
+        assert_eq!(test.object(&newer)["status"], Value::Null);
+        test.patch(&newer, r#"{"spec":{"kvDtype":"F16"}}"#);
+        test.wait_for(&newer, "Resolved", "True", &operator);
+    }
 }
 
 /// The first leads, and has made a Model ready; the second waits.
