@@ -42,6 +42,7 @@ use prima_crds::v1alpha1::node_profile::{
 };
 use prima_engine::kernels::{IsaLevel, IsaLevelError, MatrixError, ThreadPool, ThreadPoolError};
 use prima_engine::{Compute, Gpu, GpuApi};
+use prima_gguf::part_paths;
 use prima_model::ModelPart;
 use prima_weights::cache_folder;
 
@@ -372,7 +373,7 @@ fn link(target: &LinkTarget) -> Result<LinkProfile, ProfileError> {
 /// The models' folder or file, absolute. The default is created if it is missing; a named one must exist.
 fn models_path(named: Option<PathBuf>) -> Result<PathBuf, ProfileError> {
     let path = match named {
-        Some(path) => path,
+        Some(path) => largest_part(path),
         None => {
             let path = cache_folder()
                 .ok_or(ProfileError::NoModelsFolder)?
@@ -386,6 +387,14 @@ fn models_path(named: Option<PathBuf>) -> Result<PathBuf, ProfileError> {
     };
     path.canonicalize()
         .map_err(|source| ProfileError::Disk(DiskError::Models { path, source }))
+}
+
+/// The largest file of the model that begins with `first`: the first of several may have no tensors. A folder, and what is not there, as it is.
+fn largest_part(first: PathBuf) -> PathBuf {
+    let length = |path: &PathBuf| fs::metadata(path).ok().map(|metadata| metadata.len());
+    // From behind: of equals the last counts.
+    let largest = part_paths(&first).into_iter().rev().max_by_key(length);
+    largest.unwrap_or(first)
 }
 
 fn show(profile: &NodeProfile, output: OutputFormat) -> Result<String, ProfileError> {
@@ -413,4 +422,28 @@ fn now_to_the_second() -> Timestamp {
 fn progress(text: &str) {
     // Nobody may be reading; the profile is what counts.
     let _ = writeln!(io::stderr(), "{text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn of_a_model_in_several_files_the_largest_is_measured() {
+        let folder = tempfile::tempdir().unwrap();
+        let part = |number| folder.path().join(format!("m-0000{number}-of-00003.gguf"));
+        assert_eq!(largest_part(part(1)), part(1), "none is there");
+        // Links to files whose names do not tell that they are one model.
+        for (number, length) in [(1, 4), (2, 900), (3, 800)] {
+            let file = folder.path().join(format!("blob-{number}"));
+            fs::write(&file, vec![1; length]).unwrap();
+            symlink(file, part(number)).unwrap();
+        }
+        assert_eq!(largest_part(part(1)), part(2));
+        let found = models_path(Some(part(1))).unwrap();
+        assert_eq!(found.file_name(), Some("blob-2".as_ref()));
+        assert_eq!(largest_part(folder.path().to_owned()), folder.path());
+    }
 }

@@ -7,6 +7,7 @@ use prima_tests::Endpoint;
 use prima_tests::http;
 use prima_tests::local_ring::{LocalRing, LocalRingBuilder, assert_none_left, smollm2};
 use prima_tests::process::send_signal;
+use prima_tests::split_model;
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -209,8 +210,10 @@ fn a_member_that_hangs_does_not_keep_the_ring_from_ending() {
 
 #[test]
 fn without_a_split_the_ring_is_planned() {
+    let folder = tempfile::tempdir().unwrap();
+    // Of the files the first is too small to measure a disk with.
     let ring = LocalRing::builder()
-        .model(&smollm2())
+        .model(&split_model::in_three_files(&smollm2(), folder.path()))
         .measured()
         .members(2)
         .start();

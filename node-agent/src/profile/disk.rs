@@ -1,7 +1,8 @@
 //! How fast the models' disk is read: sequentially, as the engine streams weights, also while the processor computes; by parts of experts;
 //! and by single pages, through the engine's map of a file.
 //!
-//! Decides what is read: its own file on the models' volume, which is gone however this process ends, or a model if no file can be written.
+//! Decides what is read: its own file on the models' volume, which is gone however this process ends, or a model if no file can be written
+//! or a large enough one is named.
 //! The file's pages are dropped from the page cache first. Afterwards the kernel says how much of what was read came from the disk; the
 //! profile reports the rest. What a virtual machine's host or a file server keeps in memory cannot be seen from here. So that one run does not
 //! read from there what another has read, each reads another part of the file. A model is large enough for that: its parts together tell how
@@ -59,7 +60,10 @@ pub enum DiskError {
         #[source]
         source: io::Error,
     },
-    #[error("{} has {found} bytes; measuring a disk takes a file of {MIN_BYTES} at least", path.display())]
+    #[error(
+        "{} has {found} bytes; measuring a disk takes a file of {MIN_BYTES} at least: name a larger one, or a folder that this user may write to, with --models",
+        path.display()
+    )]
     Small { path: PathBuf, found: u64 },
     #[error("cannot read a file as the engine reads weights")]
     Engine(#[source] Box<EngineError>),
@@ -73,20 +77,13 @@ const MIN_BYTES: u64 = 16 << 20;
 /// with weights in memory.
 ///
 /// # Errors
-/// A path that does not exist, a folder that cannot be written to and holds no model, a file that is too small.
+/// A path that does not exist, a folder that cannot be written to and holds no model, or only one that is too small.
 pub fn measure(
     models: &Path,
     pool: &ThreadPool,
     compute: &(dyn Fn() + Sync),
 ) -> Result<DiskProfile, DiskError> {
-    let metadata = fs::metadata(models).map_err(|source| DiskError::Models {
-        path: models.to_owned(),
-        source,
-    })?;
-    let subject = match metadata.is_dir() {
-        true => Subject::in_folder(models)?,
-        false => Subject::existing(models)?,
-    };
+    let subject = Subject::of(models)?;
     // First, since it reads least.
     let experts = subject.experts()?;
     let sequential = subject.sequential()?;
@@ -159,6 +156,19 @@ const EXPERT_PART_BYTES: u64 = 1 << 20;
 const WRITE_LIMIT: Duration = Duration::from_secs(3);
 
 impl Subject {
+    fn of(models: &Path) -> Result<Subject, DiskError> {
+        let metadata = fs::metadata(models).map_err(|source| DiskError::Models {
+            path: models.to_owned(),
+            source,
+        })?;
+        // A model that is too small still tells which disk is meant.
+        let too_small = metadata.is_file() && metadata.len() < MIN_BYTES;
+        match metadata.is_dir() || too_small {
+            true => Subject::in_folder(folder(models)),
+            false => Subject::existing(models),
+        }
+    }
+
     /// A new file without a name, or the folder's largest model where none can be written.
     fn in_folder(folder: &Path) -> Result<Subject, DiskError> {
         match tempfile::tempfile_in(folder) {
@@ -505,6 +515,17 @@ mod tests {
     }
 
     #[test]
+    fn beside_a_model_that_is_too_small_a_file_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = folder.path().join("small.gguf");
+        fs::write(&model, "GGUF").unwrap();
+        let subject = Subject::of(&model).unwrap();
+        assert!(subject.bytes >= MIN_BYTES, "{} bytes", subject.bytes);
+        assert_eq!(subject.path, folder.path());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
     fn runs_read_parts_that_lie_apart_in_the_file() {
         const MIB: u64 = 1 << 20;
         for (first, all) in [(0.0, 16 * MIB), (0.7, 511 * MIB + 77), (0.999, 100 << 30)] {
@@ -565,13 +586,15 @@ mod tests {
         let error = measure(&missing, &pool(), &|| ()).unwrap_err();
         assert!(matches!(error, DiskError::Models { .. }), "{error}");
         assert!(error.to_string().contains("none") && error.to_string().contains("--models"));
+        // Where no other file can be written.
         let small = folder.path().join("small.gguf");
         fs::write(&small, "GGUF").unwrap();
-        let error = measure(&small, &pool(), &|| ()).unwrap_err();
+        let error = Subject::existing(&small).err().unwrap();
         assert!(
             matches!(error, DiskError::Small { found: 4, .. }),
             "{error}"
         );
+        assert!(error.to_string().contains("--models"), "{error}");
     }
 
     #[test]
