@@ -103,8 +103,8 @@ impl AgentMachine {
             .arg(&self.data)
             .args(["--http", &http.to_string()])
             .args(["--threads", "1"])
-            // As on a full disk: files that plans name stay all the same.
-            .args(["--cache-budget", "1"])
+            // Less than a fifth of the disk may be free here.
+            .args(["--cache-budget", "10Gi"])
             // The hubs of tests.
             .env("PRIMA_ALLOWED_SERVERS", "127.0.0.1")
             .env("POD_NAME", format!("agent-{}", self.node));

@@ -5,6 +5,8 @@
 //! never uses a file of another version than the plan's. Refuses to use the network, and to ask for a token, where everything is on the disk.
 
 mod own_file;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -12,14 +14,15 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use prima_crds::quantity::rounded;
 use prima_crds::v1alpha1::model_source::ModelSource;
 use prima_crds::v1alpha1::ring_plan::{FileVersion, PlannedModel, RingPlanSpec};
 use prima_gguf::FilePart;
 use prima_kubernetes::{HubTokenError, HubTokens};
 use prima_weights::{
-    AllowedServer, Cache, CacheError, Client, ClientError, Download, DownloadError, HeaderError,
-    Hub, LocalFile, LocalFileError, Progress, Reach, RemoteError, RemoteModel, RemoteModelError,
-    Retry, SourceError, identities, tensors,
+    AllowedServer, Cache, CacheError, Client, ClientError, Collected, Download, DownloadError,
+    HeaderError, Hub, LocalFile, LocalFileError, Progress, Reach, RemoteError, RemoteModel,
+    RemoteModelError, Retry, Room, SourceError, identities, tensors,
 };
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::watch;
@@ -155,6 +158,12 @@ pub enum WeightsError {
     Remote(#[source] RemoteError),
     #[error("cannot fetch the model's header")]
     RemoteHeader(#[source] HeaderError),
+    #[error(
+        "{} of the model are still to be fetched, and the disk has room for {}: a fifth of it stays free, unless the chart's agent.cacheBudget says how much fetched models may take; free some of it, change that, or leave this machine out (spec.nodeSelector of the Model)",
+        rounded(*.wanted),
+        rounded(*.room)
+    )]
+    NoRoom { wanted: u64, room: u64 },
     #[error("cannot fetch this machine's part of the model")]
     Download(#[source] DownloadError),
     #[error("cannot use what was fetched before")]
@@ -183,6 +192,7 @@ impl WeightsError {
             | Self::OtherHeader { .. }
             | Self::OtherSize { .. }
             | Self::Layers(_)
+            | Self::NoRoom { .. }
             | Self::LocalHeader(LocalHeaderError::Header(_)) => true,
             Self::Remote(error) => {
                 !error.is_transient() && !matches!(error, RemoteError::GaveUp { .. })
@@ -282,29 +292,40 @@ impl Weights {
             sleep(COLLECT_INTERVAL).await;
             // Before that it is not known which files plans need.
             if established.missing().is_empty() {
-                self.collect(0).await;
+                self.collect().await;
             }
         }
     }
 
-    /// Removes the least recently used files, until the cache with `more` bytes is within its budget. What members use stays.
-    async fn collect(&self, more: u64) {
+    /// Removes the least recently used files, until the cache is within its budget. What members use stays.
+    async fn collect(&self) {
         let store = self.0.clone();
         let collecting = spawn_blocking(move || {
-            let budget = store.budget()?.saturating_sub(more);
+            let budget = store.budget()?;
             Ok::<_, WeightsError>(store.cache.collect(budget)?)
         });
         match collecting.await.map_err(WeightsError::Panicked) {
-            Ok(Ok(collected)) if !collected.removed.is_empty() => tracing::info!(
-                files = collected.removed.len(),
-                freed_bytes = collected.freed_bytes,
-                "removed model files that were not used for longest"
-            ),
-            Ok(Ok(_)) => {}
+            Ok(Ok(collected)) => tell_of(&collected),
             Ok(Err(error)) | Err(error) => {
                 let problem = prima_crds::error_chain(&error);
                 tracing::warn!(problem, "cannot look after the cache of model files");
             }
+        }
+    }
+
+    /// Removes the least recently used files, so that `wanted` bytes more are within the budget; refuses where that is not enough.
+    async fn make_room(&self, wanted: u64) -> Result<(), WeightsError> {
+        let store = self.0.clone();
+        let room = blocking(move || {
+            let budget = store.budget()?;
+            store.cache.make_room(budget, wanted)
+        });
+        match room.await?? {
+            Room::Made(collected) => {
+                tell_of(&collected);
+                Ok(())
+            }
+            Room::Short { room_bytes: room } => Err(WeightsError::NoRoom { wanted, room }),
         }
     }
 
@@ -365,20 +386,22 @@ impl Weights {
             .map(|part| tensors::of_part(part, &wanted))
             .collect();
         let total_bytes = tensors::total_bytes(&wanted);
-        let mut there = Vec::new();
-        for (file, wanted) in files.iter().zip(&parts) {
-            let missing = tensors::total_bytes(&file.missing(wanted)?);
-            there.push(tensors::total_bytes(wanted) - missing);
-        }
-        let there_bytes: u64 = there.iter().sum();
-        self.collect(total_bytes - there_bytes).await;
         let url = source.url.as_ref();
         let allow_full_download = url.is_some_and(|url| url.allow_full_download);
+        let (mut downloads, mut missing_bytes) = (Vec::new(), 0);
+        for ((remote, file), wanted) in remote.files.iter().zip(&files).zip(&parts) {
+            let download =
+                Download::new(remote, file, wanted).allow_full_download(allow_full_download);
+            let so_far = download.so_far()?;
+            missing_bytes += so_far.missing_bytes();
+            downloads.push((download, so_far.done_bytes, tensors::total_bytes(wanted)));
+        }
+        if missing_bytes > 0 {
+            self.make_room(missing_bytes).await?;
+        }
         let mut before = 0;
-        for (at, wanted) in parts.iter().enumerate() {
-            let download = Download::new(&remote.files[at], &files[at], wanted)
-                .allow_full_download(allow_full_download);
-            self.download(download, there[at], |done_bytes| {
+        for (download, there_bytes, wanted_bytes) in downloads {
+            self.download(download, there_bytes, |done_bytes| {
                 progress(Share {
                     // A server that sends only whole files sends more than was wanted.
                     fetched_bytes: (before + done_bytes).min(total_bytes),
@@ -386,7 +409,7 @@ impl Weights {
                 });
             })
             .await?;
-            before += tensors::total_bytes(wanted);
+            before += wanted_bytes;
         }
         Ok(held(files, &wanted))
     }
@@ -434,9 +457,20 @@ struct Origin<'a> {
 impl Store {
     fn budget(&self) -> Result<u64, CacheError> {
         match self.budget_bytes {
-            Some(budget) => Ok(budget),
+            // There may be less on the disk.
+            Some(budget) => Ok(budget.min(self.cache.budget_bytes(|_| 0)?)),
             None => self.cache.budget_bytes(kept_free),
         }
+    }
+}
+
+fn tell_of(collected: &Collected) {
+    if !collected.removed.is_empty() {
+        tracing::info!(
+            files = collected.removed.len(),
+            freed_bytes = collected.freed_bytes,
+            "removed model files that were not used for longest"
+        );
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use prima_crds::quantity::rounded;
 use prima_crds::v1alpha1::ring_plan::{RingPlan, RingPlanError};
 use prima_member_process::{Launch, MemberProcess, Serve, StartError};
-use prima_weights::{CacheError, FileIdentity, LocalFile, LocalFileError, Writer, tensors};
+use prima_weights::{CacheError, FileIdentity, LocalFile, LocalFileError, Room, Writer, tensors};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::timeout;
@@ -49,9 +49,9 @@ enum GuestError {
     #[error(
         "what is missing here of the model takes {}, and there is room for {}, since 2 GiB of the disk stay free; make room there",
         rounded(*.wanted),
-        rounded(*.budget)
+        rounded(*.room)
     )]
-    NoRoom { wanted: u64, budget: u64 },
+    NoRoom { wanted: u64, room: u64 },
     #[error("cannot write the model's file")]
     Write(#[source] io::Error),
     #[error("cannot keep the ring's plan")]
@@ -292,13 +292,9 @@ fn make_room(lender: &Lender, missing: &[Vec<Range<u64>>]) -> Result<(), GuestEr
         return Ok(());
     }
     let budget = lender.cache.budget_bytes(kept_free)?;
-    let keep = budget.checked_sub(wanted);
-    let collected = lender
-        .cache
-        .collect(keep.ok_or(GuestError::NoRoom { wanted, budget })?)?;
-    match collected.remaining_bytes.checked_add(wanted) {
-        Some(all) if all <= budget => Ok(()),
-        _ => Err(GuestError::NoRoom { wanted, budget }),
+    match lender.cache.make_room(budget, wanted)? {
+        Room::Made(_) => Ok(()),
+        Room::Short { room_bytes: room } => Err(GuestError::NoRoom { wanted, room }),
     }
 }
 

@@ -61,6 +61,16 @@ pub struct Collected {
     pub remaining_bytes: u64,
 }
 
+/// What came of making room.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Room {
+    Made(Collected),
+    /// Beside what is in use there is room for so many bytes only. Nothing was removed.
+    Short {
+        room_bytes: u64,
+    },
+}
+
 /// Why the cache cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
@@ -228,7 +238,7 @@ impl Cache {
             if collected.remaining_bytes <= budget_bytes {
                 break;
             }
-            if !remove_unless_open(&entry.path).map_err(failed(&entry.path, "remove"))? {
+            if !unless_open(&entry.path, remove).map_err(failed(&entry.path, "remove"))? {
                 continue;
             }
             collected.remaining_bytes -= entry.allocated_bytes;
@@ -236,6 +246,31 @@ impl Cache {
             collected.removed.push(entry.path);
         }
         Ok(collected)
+    }
+
+    /// Removes files as [`collect`](Self::collect) does, so that with `more_bytes` the cache takes at most `budget_bytes`; none where that
+    /// cannot be reached.
+    ///
+    /// # Errors
+    /// [`CacheError::Io`] when a file cannot be looked at or removed.
+    pub fn make_room(&self, budget_bytes: u64, more_bytes: u64) -> Result<Room, CacheError> {
+        let mut in_use: u64 = 0;
+        for CacheEntry {
+            path,
+            allocated_bytes,
+            ..
+        } in self.entries()?
+        {
+            let may_go = unless_open(&path, |_| Ok(()));
+            if !may_go.map_err(failed(&path, "look at the file"))? {
+                in_use += allocated_bytes;
+            }
+        }
+        let room_bytes = budget_bytes.saturating_sub(in_use);
+        if more_bytes > room_bytes {
+            return Ok(Room::Short { room_bytes });
+        }
+        Ok(Room::Made(self.collect(budget_bytes - more_bytes)?))
     }
 }
 
@@ -251,8 +286,8 @@ fn opened(paths: Vec<PathBuf>, files: &[FileIdentity]) -> Result<Vec<LocalFile>,
         .collect()
 }
 
-/// Removes the file at `path` and what belongs to it; `false` when somebody has it open.
-fn remove_unless_open(path: &Path) -> io::Result<bool> {
+/// Does `work` on the file at `path`; `false` when somebody has it open.
+fn unless_open(path: &Path, work: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<bool> {
     // Files are opened under this lock, so nobody opens it from here on.
     let _folder = lock_folder(path)?;
     let held = match File::open(path) {
@@ -261,7 +296,7 @@ fn remove_unless_open(path: &Path) -> io::Result<bool> {
         Err(error) => return Err(error),
     };
     match held.as_ref().map_or(Ok(()), File::try_lock) {
-        Ok(()) => remove(path).map(|()| true),
+        Ok(()) => work(path).map(|()| true),
         Err(TryLockError::WouldBlock) => Ok(false),
         Err(TryLockError::Error(error)) => Err(error),
     }

@@ -48,6 +48,22 @@ pub struct Progress {
     pub total_bytes: u64,
 }
 
+impl Progress {
+    /// Where what is `present` was there before; both merged.
+    fn of(wanted: &[Range<u64>], present: &[Range<u64>]) -> Progress {
+        let total = total_bytes(wanted);
+        Progress {
+            done_bytes: total - total_bytes(&without(wanted, present)),
+            total_bytes: total,
+        }
+    }
+
+    pub fn missing_bytes(&self) -> u64 {
+        // What came twice is counted twice.
+        self.total_bytes.saturating_sub(self.done_bytes)
+    }
+}
+
 /// Why a share is not there. What was fetched stays, unless the variant says otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -110,12 +126,36 @@ impl<'a> Download<'a> {
         self
     }
 
+    /// How far it is before it runs.
+    ///
+    /// # Errors
+    /// [`LocalFileError::Io`] when the ledger cannot be read.
+    pub fn so_far(&self) -> Result<Progress, LocalFileError> {
+        let present = self.file.present()?;
+        Ok(Progress::of(&self.all_that_comes(&present), &present))
+    }
+
+    /// Refuses `downloads` to one disk if together they have no room there. By itself each looks only for its own.
+    ///
+    /// # Errors
+    /// [`DownloadError::NoRoom`], and [`DownloadError::File`] when a ledger cannot be read.
+    pub fn check_room(downloads: &[Download<'_>]) -> Result<(), DownloadError> {
+        let mut needed_bytes = 0;
+        for download in downloads {
+            needed_bytes += download.so_far()?.missing_bytes();
+        }
+        match downloads.first() {
+            Some(first) => first.has_room_for(needed_bytes),
+            None => Ok(()),
+        }
+    }
+
     /// Fetches what is missing, and waits for another process that writes to the same file. If nothing is missing, it sends no
     /// request to the server.
     ///
     /// # Errors
     /// [`DownloadError`].
-    pub async fn run(mut self, progress: &watch::Sender<Progress>) -> Result<(), DownloadError> {
+    pub async fn run(self, progress: &watch::Sender<Progress>) -> Result<(), DownloadError> {
         let size_bytes = self.file.identity().size_bytes;
         if let Some(range) = self.wanted.iter().find(|range| range.end > size_bytes) {
             return Err(DownloadError::OutOfRange {
@@ -128,28 +168,29 @@ impl<'a> Download<'a> {
             .same_file(self.remote.identity())
             .map_err(|difference| DownloadError::Changed { difference })?;
         let (writer, ledger) = self.wait_for_the_right_to_write().await?;
-        if !self.remote.accepts_ranges() && !without(&self.wanted, &ledger.present).is_empty() {
-            if !self.allow_full_download {
-                let source = RemoteError::RangesIgnored {
-                    url: self.remote.shown(),
-                };
-                return Err(DownloadError::Fetch { source });
-            }
-            // All of it comes anyway.
-            self.wanted = vec![0..size_bytes];
+        let wanted = self.all_that_comes(&ledger.present);
+        let missing = without(&wanted, &ledger.present);
+        if !missing.is_empty() && !self.remote.accepts_ranges() && !self.allow_full_download {
+            let source = RemoteError::RangesIgnored {
+                url: self.remote.shown(),
+            };
+            return Err(DownloadError::Fetch { source });
         }
-        let missing = without(&self.wanted, &ledger.present);
-        let total = total_bytes(&self.wanted);
-        let needed = total_bytes(&missing);
-        progress.send_replace(Progress {
-            done_bytes: total - needed,
-            total_bytes: total,
-        });
-        if needed > 0 {
-            self.check_room(needed)?;
+        progress.send_replace(Progress::of(&wanted, &ledger.present));
+        if !missing.is_empty() {
+            self.has_room_for(total_bytes(&missing))?;
             self.fetch(&missing, &writer, progress).await?;
         }
         self.verify(&writer).await
+    }
+
+    /// What is wanted, beside what is `present`; of a server that cannot send parts the whole file, if any of it is missing.
+    fn all_that_comes(&self, present: &[Range<u64>]) -> Vec<Range<u64>> {
+        let whole = self.allow_full_download && !self.remote.accepts_ranges();
+        match whole && !without(&self.wanted, present).is_empty() {
+            true => vec![0..self.file.identity().size_bytes],
+            false => self.wanted.clone(),
+        }
     }
 
     async fn wait_for_the_right_to_write(&self) -> Result<(Writer, Ledger), DownloadError> {
@@ -161,7 +202,7 @@ impl<'a> Download<'a> {
         }
     }
 
-    fn check_room(&self, needed_bytes: u64) -> Result<(), DownloadError> {
+    fn has_room_for(&self, needed_bytes: u64) -> Result<(), DownloadError> {
         let room = rustix::fs::fstatvfs(self.file.data())
             .map_err(|error| self.io("learn the disk's room", error.into()))?;
         let available_bytes = room.f_bavail.saturating_mul(room.f_frsize);

@@ -123,10 +123,14 @@ impl LocalFile {
     /// # Errors
     /// [`LocalFileError::Io`] when the ledger cannot be read.
     pub fn missing(&self, wanted: &[Range<u64>]) -> Result<Vec<Range<u64>>, LocalFileError> {
+        Ok(without(&merged(wanted.to_vec(), 0), &self.present()?))
+    }
+
+    /// What is there already.
+    pub(crate) fn present(&self) -> Result<Vec<Range<u64>>, LocalFileError> {
         let ledger = Ledger::read(&ledger_path(self.path()))
             .map_err(|source| self.failed("read the ledger", source))?;
-        let present = ledger.map_or_else(Vec::new, |ledger| ledger.present);
-        Ok(without(&merged(wanted.to_vec(), 0), &present))
+        Ok(ledger.map_or_else(Vec::new, |ledger| ledger.present))
     }
 
     /// Removes the file. Whoever has it open keeps what was there; the next [`open`](Self::open) begins anew.

@@ -207,23 +207,26 @@ impl FetchedName {
         let identities = identities(&remote.version, remote.gguf.file_len);
         let files = cache.files(&source, &identities).map_err(keep)?;
         let total: u64 = identities.iter().map(|identity| identity.size_bytes).sum();
+        let failed = |source| FetchError::Download {
+            name: name(),
+            source: Box::new(source),
+        };
+        let each = remote.files.iter().zip(&files).map(|(remote, file)| {
+            let whole = 0..file.identity().size_bytes;
+            Download::new(remote, file, std::slice::from_ref(&whole)).allow_full_download(true)
+        });
+        let downloads: Vec<Download<'_>> = each.collect();
+        Download::check_room(&downloads).map_err(failed)?;
         let mut before = 0;
-        for (remote, file) in remote.files.iter().zip(&files) {
-            let size = file.identity().size_bytes;
-            let whole = 0..size;
-            let download =
-                Download::new(remote, file, std::slice::from_ref(&whole)).allow_full_download(true);
+        for (download, file) in downloads.into_iter().zip(&files) {
             let (tell, told) = watch::channel(Progress::default());
             let shown = follow(told, before, total, self, screen);
             let downloaded = tokio::select! {
                 downloaded = download.run(&tell) => downloaded,
                 never = shown => match never {},
             };
-            downloaded.map_err(|source| FetchError::Download {
-                name: name(),
-                source: Box::new(source),
-            })?;
-            before += size;
+            downloaded.map_err(failed)?;
+            before += file.identity().size_bytes;
         }
         let file = files.first().map(|file| file.path().to_owned());
         let file = file.unwrap_or_default();

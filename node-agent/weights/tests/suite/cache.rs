@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
-use prima_weights::{Cache, Download, FileIdentity, LocalFile, Progress, Source};
+use prima_weights::{Cache, Download, FileIdentity, LocalFile, Progress, Room, Source};
 use tokio::sync::watch;
 
 use crate::support::{Setup, hub_source};
@@ -139,6 +139,36 @@ fn the_oldest_go_first_until_the_rest_fits() {
     assert_eq!(collected.removed, [middle]);
     assert_eq!(collected.remaining_bytes, each);
     assert!(newest.exists() && foreign.exists());
+}
+
+#[test]
+fn nothing_goes_for_what_does_not_fit_even_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::open(folder.path()).unwrap();
+    let (in_use, older, newer) = (
+        entry(&cache, "in-use", 3),
+        entry(&cache, "older", 2),
+        entry(&cache, "newer", 1),
+    );
+    let each = cache.entries().unwrap()[0].allocated_bytes;
+    let held = cache.files(&source("in-use"), &[identity("1")]).unwrap();
+    let room = cache.make_room(3 * each, 2 * each + 1).unwrap();
+    let room_bytes = 2 * each;
+    assert_eq!(room, Room::Short { room_bytes });
+    assert!(in_use.exists() && older.exists() && newer.exists());
+    // Less than is in use already.
+    let room = cache.make_room(each / 2, 1).unwrap();
+    assert_eq!(room, Room::Short { room_bytes: 0 });
+
+    let removed = |budget_bytes, more_bytes| match cache.make_room(budget_bytes, more_bytes) {
+        Ok(Room::Made(collected)) => collected.removed,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(removed(4 * each, each), [] as [PathBuf; 0]);
+    assert_eq!(removed(3 * each, each), [older]);
+    assert_eq!(removed(3 * each, 2 * each), [newer]);
+    drop(held);
+    assert_eq!(removed(each, each), [in_use]);
 }
 
 #[test]

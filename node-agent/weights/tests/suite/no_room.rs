@@ -75,6 +75,34 @@ async fn a_share_that_does_not_fit_is_not_begun() {
 }
 
 #[tokio::test]
+async fn files_that_do_not_fit_together_are_refused_before_the_first() {
+    let setup = Setup::new().await;
+    let remote = setup.open().await;
+    let size = setup.model.len() as u64;
+    let disk = Disk::mount(setup.path("disk"), size * 3 / 2);
+    let files = ["one.gguf", "two.gguf"]
+        .map(|name| LocalFile::open(&disk.path().join(name), remote.identity()).unwrap());
+    let whole = setup.whole();
+    let downloads = files
+        .each_ref()
+        .map(|file| Download::new(&remote, file, &whole));
+    let error = Download::check_room(&downloads).unwrap_err();
+    assert!(
+        matches!(error, DownloadError::NoRoom { needed_bytes, .. } if needed_bytes == 2 * size),
+        "{error}"
+    );
+
+    // What is there takes no more.
+    download(&remote, &files[0], &whole).await.unwrap();
+    Download::check_room(&downloads[..1]).unwrap();
+    let error = Download::check_room(&downloads).unwrap_err();
+    assert!(
+        matches!(error, DownloadError::NoRoom { needed_bytes, .. } if needed_bytes == size),
+        "{error}"
+    );
+}
+
+#[tokio::test]
 async fn a_disk_that_fills_up_meanwhile_keeps_what_is_there() {
     let setup = Setup::new().await;
     let remote = setup.open().await;

@@ -1,0 +1,138 @@
+//! What is fetched from a server: how much of the disk it may take.
+
+use std::fs;
+
+use prima_gguf::GgmlType;
+use prima_gguf::writer::GgufWriter;
+use prima_test_hub::TestHub;
+use prima_weights::{FileIdentity, Location, Source};
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+use tempfile::TempDir;
+
+use super::*;
+
+/// On the hub.
+const FILE: &str = "people/models/m.gguf";
+
+/// A hub with a model, and an agent's folder.
+struct Stage {
+    folder: TempDir,
+    hub: TestHub,
+    model: Vec<u8>,
+}
+
+impl Stage {
+    async fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let files = folder.path().join("hub");
+        let (path, model) = (files.join(FILE), model());
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, &model).unwrap();
+        Self {
+            hub: TestHub::start(&files).await.unwrap(),
+            folder,
+            model,
+        }
+    }
+
+    /// The agent's store, with this budget.
+    fn weights(&self, budget_bytes: u64) -> Weights {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        // Nobody is asked there: only a hub's own files take a token.
+        let mut api_server = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
+        api_server.root_cert = Some(Vec::new());
+        let options = WeightsOptions {
+            folder: self.folder.path().join("cache"),
+            budget_bytes: Some(budget_bytes),
+            hub: self.hub.endpoint(),
+            token: None,
+            api_server: kube::Client::try_from(api_server).unwrap(),
+            allowed_servers: Vec::new(),
+            fetched_bytes: Counter::default(),
+        };
+        Weights::open(options).unwrap()
+    }
+
+    /// The model's digest.
+    fn sha256(&self) -> String {
+        format!("{:x}", Sha256::digest(&self.model))
+    }
+
+    /// As a plan has the model, if its source says that it has this digest.
+    async fn planned(&self, sha256: &str) -> PlannedModel {
+        let url = format!("{}/_files/{FILE}", self.hub.endpoint());
+        let source = json!({"url": {"url": url, "sha256": sha256}});
+        let location = Location::Url {
+            url,
+            sha256: Some(sha256.to_owned()),
+        };
+        let client = Client::new(Retry::default(), Reach::anywhere()).unwrap();
+        let remote = Source {
+            location,
+            token: None,
+        };
+        let remote = RemoteModel::open(&client, &remote).await.unwrap();
+        self.hub.clear();
+        PlannedModel {
+            source: Some(serde_json::from_value(source).unwrap()),
+            version: Some(remote.version),
+            ..PlannedModel::new("m", "m.gguf", self.model.len() as i64, 1)
+        }
+    }
+}
+
+/// One layer of three megabytes.
+fn model() -> Vec<u8> {
+    let mut writer = GgufWriter::new();
+    writer.tensor("blk.0.attn_q.weight", GgmlType::F32, &[1024, 768]);
+    let mut data = writer.write_header(Vec::new()).unwrap();
+    data.tensor(&vec![1; 3 << 20]).unwrap();
+    data.finish().unwrap()
+}
+
+async fn obtain(weights: &Weights, model: &PlannedModel) -> Result<HeldFile, WeightsError> {
+    let whole = WantedWeights::whole(model);
+    weights.obtain("default", whole, |_| ()).await
+}
+
+/// A megabyte of another model, which nobody uses.
+fn fetched_before(weights: &Weights) -> PathBuf {
+    let identity = FileIdentity {
+        size_bytes: 1 << 20,
+        etag: Some("1".to_owned()),
+        sha256: None,
+        revision_commit: None,
+    };
+    let location = Location::Url {
+        url: "https://elsewhere/n.gguf".to_owned(),
+        sha256: None,
+    };
+    let source = Source {
+        location,
+        token: None,
+    };
+    let file = weights.cache().files(&source, &[identity]).unwrap();
+    let writer = file[0].writer().unwrap().unwrap();
+    writer.write(0, &vec![1; 1 << 20]).unwrap();
+    file[0].path().to_owned()
+}
+
+#[tokio::test]
+async fn what_exceeds_the_budget_is_not_fetched_and_removes_nothing() {
+    let stage = Stage::new().await;
+    let model = stage.planned(&stage.sha256()).await;
+    let weights = stage.weights(1 << 20);
+    let before = fetched_before(&weights);
+    let refused = obtain(&weights, &model).await.err().unwrap();
+    assert!(matches!(refused, WeightsError::NoRoom { .. }), "{refused}");
+    assert!(refused.is_refusal() && before.exists());
+    // The beginning, in which a header is looked for.
+    let sent = stage.hub.body_bytes();
+    assert!(sent < 2 << 20, "{sent} bytes");
+
+    let weights = stage.weights(stage.model.len() as u64 + (256 << 10));
+    let held = obtain(&weights, &model).await.unwrap();
+    assert!(fs::read(&held.path).unwrap() == stage.model);
+    assert!(!before.exists(), "it was not used for longest");
+}
