@@ -2,7 +2,8 @@
 //! member runs.
 //!
 //! Decides which layers are fetched (the plan's; on rank 0 also the model's ends, embedding and output head, and all of a draft model), and
-//! never uses a file of another version than the plan's. Refuses to use the network, and to ask for a token, where everything is on the disk.
+//! never uses a file of another version than the plan's. Refuses to use the network, and to ask for a token, where everything is on the disk
+//! and was checked.
 
 mod own_file;
 #[cfg(test)]
@@ -485,7 +486,7 @@ fn same_header(file: &str, expected: &str, found: String) -> Result<(), WeightsE
     })
 }
 
-/// The ranges that the member needs, if all of them are on the disk.
+/// The ranges that the member needs, if all of them are on the disk, and no file is yet to be held against its digest.
 fn complete(
     files: &[LocalFile],
     layers: &[Range<usize>],
@@ -499,7 +500,7 @@ fn complete(
         header.sha256.eq_ignore_ascii_case(expected) && header.gguf.parts.len() == files.len();
     let is_there = |(file, part): (&LocalFile, &FilePart)| {
         let missing = file.missing(&tensors::of_part(part, &wanted));
-        missing.is_ok_and(|missing| missing.is_empty())
+        missing.is_ok_and(|missing| missing.is_empty()) && matches!(file.is_unchecked(), Ok(false))
     };
     let there = same && files.iter().zip(&header.gguf.parts).all(is_there);
     there.then_some(wanted)

@@ -151,7 +151,7 @@ impl<'a> Download<'a> {
     }
 
     /// Fetches what is missing, and waits for another process that writes to the same file. If nothing is missing, it sends no
-    /// request to the server.
+    /// request to the server. A file that is whole then is held against its digest.
     ///
     /// # Errors
     /// [`DownloadError`].
@@ -317,23 +317,16 @@ impl<'a> Download<'a> {
             .map_err(|source| self.io("write", source))
     }
 
-    /// Checks the file against its digest, once it is whole.
+    /// Checks the file against its digest, once it is whole and unless that was done.
     async fn verify(&self, writer: &Writer) -> Result<(), DownloadError> {
-        let identity = self.file.identity();
-        let Some(expected) = identity.sha256.clone() else {
-            return Ok(());
-        };
-        let path = self.file.path();
         let ledger = writer
             .read()
             .map_err(|source| self.io("read the ledger", source))?;
-        let whole = ledger.is_some_and(|ledger| {
-            !ledger.verified && without(&[0..identity.size_bytes], &ledger.present).is_empty()
-        });
-        if !whole {
+        let expected = ledger.and_then(|ledger| self.file.digest_to_check(&ledger));
+        let Some(expected) = expected.map(str::to_owned) else {
             return Ok(());
-        }
-        let (file, size_bytes) = (self.file.clone(), identity.size_bytes);
+        };
+        let (file, size_bytes) = (self.file.clone(), self.file.identity().size_bytes);
         let hashed = tokio::task::spawn_blocking(move || sha256(file.data(), size_bytes)).await;
         let found = hashed
             .map_err(io::Error::other)
@@ -342,7 +335,7 @@ impl<'a> Download<'a> {
         if found != expected {
             self.file.clone().discard()?;
             return Err(DownloadError::Sha256 {
-                path: path.to_owned(),
+                path: self.file.path().to_owned(),
                 expected,
                 found,
             });

@@ -128,9 +128,27 @@ impl LocalFile {
 
     /// What is there already.
     pub(crate) fn present(&self) -> Result<Vec<Range<u64>>, LocalFileError> {
-        let ledger = Ledger::read(&ledger_path(self.path()))
-            .map_err(|source| self.failed("read the ledger", source))?;
-        Ok(ledger.map_or_else(Vec::new, |ledger| ledger.present))
+        Ok(self
+            .ledger()?
+            .map_or_else(Vec::new, |ledger| ledger.present))
+    }
+
+    /// Whether all of it is there, and was not held against its digest: a process ended in between, or could not read it. The next
+    /// download, be it of nothing, makes up for that.
+    ///
+    /// # Errors
+    /// [`LocalFileError::Io`] when the ledger cannot be read.
+    pub fn is_unchecked(&self) -> Result<bool, LocalFileError> {
+        let ledger = self.ledger()?;
+        Ok(ledger.is_some_and(|ledger| self.digest_to_check(&ledger).is_some()))
+    }
+
+    /// The digest that the file is yet to be held against: if it has one, and is whole.
+    pub(crate) fn digest_to_check(&self, ledger: &Ledger) -> Option<&str> {
+        let identity = self.identity();
+        let whole = without(&[0..identity.size_bytes], &ledger.present).is_empty();
+        let digest = identity.sha256.as_deref();
+        digest.filter(|_| whole && !ledger.verified)
     }
 
     /// Removes the file. Whoever has it open keeps what was there; the next [`open`](Self::open) begins anew.
@@ -173,6 +191,11 @@ impl LocalFile {
 
     pub(crate) fn data(&self) -> &File {
         &self.inner.data
+    }
+
+    fn ledger(&self) -> Result<Option<Ledger>, LocalFileError> {
+        Ledger::read(&ledger_path(self.path()))
+            .map_err(|source| self.failed("read the ledger", source))
     }
 
     fn is_in_place(&self) -> bool {

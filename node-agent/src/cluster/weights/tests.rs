@@ -1,4 +1,4 @@
-//! What is fetched from a server: how much of the disk it may take.
+//! What is fetched from a server: how much of the disk it may take, and that it is held against its digest.
 
 use std::fs;
 
@@ -59,21 +59,29 @@ impl Stage {
         format!("{:x}", Sha256::digest(&self.model))
     }
 
-    /// As a plan has the model, if its source says that it has this digest.
-    async fn planned(&self, sha256: &str) -> PlannedModel {
-        let url = format!("{}/_files/{FILE}", self.hub.endpoint());
-        let source = json!({"url": {"url": url, "sha256": sha256}});
+    fn url(&self) -> String {
+        format!("{}/_files/{FILE}", self.hub.endpoint())
+    }
+
+    /// Where the model is, which is said to have this digest.
+    fn source(&self, sha256: &str) -> Source {
         let location = Location::Url {
-            url,
+            url: self.url(),
             sha256: Some(sha256.to_owned()),
         };
-        let client = Client::new(Retry::default(), Reach::anywhere()).unwrap();
-        let remote = Source {
+        Source {
             location,
             token: None,
-        };
-        let remote = RemoteModel::open(&client, &remote).await.unwrap();
+        }
+    }
+
+    /// As a plan has the model, if it is said to have this digest.
+    async fn planned(&self, sha256: &str) -> PlannedModel {
+        let client = Client::new(Retry::default(), Reach::anywhere()).unwrap();
+        let remote = RemoteModel::open(&client, &self.source(sha256)).await;
+        let remote = remote.unwrap();
         self.hub.clear();
+        let source = json!({"url": {"url": self.url(), "sha256": sha256}});
         PlannedModel {
             source: Some(serde_json::from_value(source).unwrap()),
             version: Some(remote.version),
@@ -81,6 +89,9 @@ impl Stage {
         }
     }
 }
+
+/// More than the model takes.
+const ENOUGH: u64 = 64 << 20;
 
 /// One layer of three megabytes.
 fn model() -> Vec<u8> {
@@ -135,4 +146,39 @@ async fn what_exceeds_the_budget_is_not_fetched_and_removes_nothing() {
     let held = obtain(&weights, &model).await.unwrap();
     assert!(fs::read(&held.path).unwrap() == stage.model);
     assert!(!before.exists(), "it was not used for longest");
+}
+
+/// As an agent leaves it that is ended between the last byte and the digest.
+#[tokio::test]
+async fn a_whole_file_that_nobody_has_checked_is_not_used() {
+    let stage = Stage::new().await;
+    let model = stage.planned(&stage.sha256()).await;
+    let weights = stage.weights(ENOUGH);
+    let write = |content: &[u8]| {
+        let version = model.version.as_ref().unwrap();
+        let identities = identities(version, model.size_bytes as u64);
+        let source = stage.source(&stage.sha256());
+        let file = weights.cache().files(&source, &identities).unwrap();
+        let writer = file[0].writer().unwrap().unwrap();
+        writer.write(0, content).unwrap();
+    };
+    let damaged = [&stage.model[..stage.model.len() - 1], &[0]].concat();
+    write(&damaged);
+    let error = obtain(&weights, &model).await.err().unwrap();
+    assert!(
+        matches!(error, WeightsError::Download(DownloadError::Sha256 { .. })),
+        "{error}"
+    );
+
+    // What is right is only read.
+    write(&stage.model);
+    stage.hub.clear();
+    let held = obtain(&weights, &model).await.unwrap();
+    assert!(fs::read(&held.path).unwrap() == stage.model);
+    let sent = stage.hub.body_bytes();
+    assert!(sent < 2 << 20, "{sent} bytes");
+    // And once.
+    stage.hub.clear();
+    obtain(&weights, &model).await.unwrap();
+    assert_eq!(stage.hub.requests(), 0);
 }
