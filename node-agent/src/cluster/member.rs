@@ -205,7 +205,8 @@ impl Member {
                 Err(error) => error,
             };
             let ran_for = self.process.as_ref().map(Running::age);
-            if went_well(before, self.share, ran_for) {
+            // What is refused at last may have been fetched for hours.
+            if went_well(before, self.share, ran_for) && !is_refusal(&error) {
                 backoff.reset();
             }
             // The part of the model that it holds stays in use for the next attempt.
@@ -397,11 +398,18 @@ fn went_well(before: Option<Share>, now: Option<Share>, ran_for: Option<Duration
     ran_for.is_some_and(|ran_for| ran_for > STEADY) || fetched(now) > fetched(before)
 }
 
-/// How a failed attempt is reported. A refusal makes planners leave this machine out for a while, so it must be the
-/// fault of the machine or the plan, not a passing problem.
+/// How a failed attempt is reported.
 fn observed(error: &MemberError, again_in: Duration) -> Observed {
     let why = prima_crds::error_chain(error);
-    let refused = match error {
+    match is_refusal(error) {
+        true => Observed::Refused(why),
+        false => Observed::Failed { why, again_in },
+    }
+}
+
+/// Whether planners leave this machine out for a while: it must be the fault of the machine or the plan, not a passing problem.
+fn is_refusal(error: &MemberError) -> bool {
+    match error {
         // The pod was created again, or the agent has a new key; the machine is as good as before.
         MemberError::Refused(PlanRefused::OtherAddress { .. } | PlanRefused::OtherKey { .. }) => {
             false
@@ -415,10 +423,6 @@ fn observed(error: &MemberError, again_in: Duration) -> Observed {
         | MemberError::Owner(_)
         | MemberError::Process(_)
         | MemberError::Ended(_) => false,
-    };
-    match refused {
-        true => Observed::Refused(why),
-        false => Observed::Failed { why, again_in },
     }
 }
 
@@ -456,6 +460,8 @@ fn write_api_keys(path: &Path, keys: &ApiKeys) -> Result<(), MemberError> {
 mod tests {
     use std::net::IpAddr;
 
+    use prima_weights::DownloadError;
+
     use super::*;
 
     #[test]
@@ -487,10 +493,23 @@ mod tests {
             own: IpAddr::from([10, 0, 0, 8]),
             planned: address.ip(),
         };
+        let digest = || "ab".repeat(32);
+        let damaged = DownloadError::Sha256 {
+            path: "m.gguf".into(),
+            expected: digest(),
+            found: digest(),
+        };
+        let other_digest = WeightsError::OtherDigest {
+            file: "m.gguf".into(),
+            expected: digest(),
+            found: digest(),
+        };
         let cases = [
             (MemberError::Unreadable("of another version".into()), true),
             (PlanRefused::NoHttpPort.into(), true),
             (WeightsError::NoVersion.into(), true),
+            (WeightsError::Download(damaged).into(), false),
+            (other_digest.into(), true),
             (MemberError::Draft(WeightsError::NoVersion), true),
             (port(io::ErrorKind::PermissionDenied), true),
             (port(io::ErrorKind::AddrInUse), false),

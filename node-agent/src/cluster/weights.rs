@@ -5,6 +5,7 @@
 //! never uses a file of another version than the plan's. Refuses to use the network, and to ask for a token, where everything is on the disk
 //! and was checked.
 
+mod mismatches;
 mod own_file;
 #[cfg(test)]
 mod tests;
@@ -30,6 +31,7 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
+use self::mismatches::Mismatches;
 use self::own_file::own_file;
 use super::metrics::Established;
 use crate::local_header::{self, LocalHeaderError};
@@ -69,6 +71,7 @@ struct Store {
     budget_bytes: Option<u64>,
     client: Client,
     hub_tokens: HubTokens,
+    mismatches: Mismatches,
     fetched_bytes: Counter,
 }
 
@@ -167,6 +170,14 @@ pub enum WeightsError {
     NoRoom { wanted: u64, room: u64 },
     #[error("cannot fetch this machine's part of the model")]
     Download(#[source] DownloadError),
+    #[error(
+        "{file}: expected sha256 {expected}, found {found}: correct the digest (url.sha256 of the Model's source), or the file on its server; this machine fetches no third time what the server calls the same version, unless its agent starts anew"
+    )]
+    OtherDigest {
+        file: String,
+        expected: String,
+        found: String,
+    },
     #[error("cannot use what was fetched before")]
     LocalFile(#[from] LocalFileError),
     #[error("reading a file was cut short")]
@@ -194,6 +205,7 @@ impl WeightsError {
             | Self::OtherSize { .. }
             | Self::Layers(_)
             | Self::NoRoom { .. }
+            | Self::OtherDigest { .. }
             | Self::LocalHeader(LocalHeaderError::Header(_)) => true,
             Self::Remote(error) => {
                 !error.is_transient() && !matches!(error, RemoteError::GaveUp { .. })
@@ -250,6 +262,7 @@ impl Weights {
             budget_bytes,
             client: Client::new(Retry::default(), reach)?,
             hub_tokens: HubTokens::new(api_server, hub),
+            mismatches: Mismatches::default(),
             fetched_bytes,
         })))
     }
@@ -391,26 +404,28 @@ impl Weights {
         let allow_full_download = url.is_some_and(|url| url.allow_full_download);
         let (mut downloads, mut missing_bytes) = (Vec::new(), 0);
         for ((remote, file), wanted) in remote.files.iter().zip(&files).zip(&parts) {
+            self.0.mismatches.check(remote, file)?;
             let download =
                 Download::new(remote, file, wanted).allow_full_download(allow_full_download);
             let so_far = download.so_far()?;
             missing_bytes += so_far.missing_bytes();
-            downloads.push((download, so_far.done_bytes, tensors::total_bytes(wanted)));
+            downloads.push((download, so_far.done_bytes));
         }
         if missing_bytes > 0 {
             self.make_room(missing_bytes).await?;
         }
         let mut before = 0;
-        for (download, there_bytes, wanted_bytes) in downloads {
-            self.download(download, there_bytes, |done_bytes| {
+        for (at, (download, there_bytes)) in downloads.into_iter().enumerate() {
+            let ended = self.download(download, there_bytes, |done_bytes| {
                 progress(Share {
                     // A server that sends only whole files sends more than was wanted.
                     fetched_bytes: (before + done_bytes).min(total_bytes),
                     total_bytes,
                 });
-            })
-            .await?;
-            before += wanted_bytes;
+            });
+            let (remote, file) = (&remote.files[at], &files[at]);
+            self.0.mismatches.note(remote, file, ended.await)?;
+            before += tensors::total_bytes(&parts[at]);
         }
         Ok(held(files, &wanted))
     }

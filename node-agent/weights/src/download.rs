@@ -94,7 +94,7 @@ pub enum DownloadError {
         source: io::Error,
     },
     /// The file was removed.
-    #[error("{}: expected sha256 {expected}, found {found}: the file was damaged on its way and was removed; fetch it again", path.display())]
+    #[error("{}: expected sha256 {expected}, found {found}: the file was damaged on its way, or this is not its digest; it was removed: compare the digest with its publisher's, or fetch it again", path.display())]
     Sha256 {
         path: PathBuf,
         expected: String,

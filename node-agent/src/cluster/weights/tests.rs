@@ -1,4 +1,4 @@
-//! What is fetched from a server: how much of the disk it may take, and that it is held against its digest.
+//! What is fetched from a server: how much of the disk it may take, and what becomes of it if its digest is another.
 
 use std::fs;
 
@@ -26,14 +26,24 @@ impl Stage {
     async fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let files = folder.path().join("hub");
-        let (path, model) = (files.join(FILE), model());
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, &model).unwrap();
-        Self {
+        fs::create_dir_all(files.join(FILE).parent().unwrap()).unwrap();
+        let stage = Self {
             hub: TestHub::start(&files).await.unwrap(),
             folder,
-            model,
-        }
+            model: model(),
+        };
+        stage.publish(&stage.model);
+        stage
+    }
+
+    fn publish(&self, file: &[u8]) {
+        fs::write(self.folder.path().join("hub").join(FILE), file).unwrap();
+    }
+
+    /// A file of the same length that begins as the model does.
+    fn similar(&self) -> Vec<u8> {
+        let (_, all_but_last) = self.model.split_last().unwrap();
+        [all_but_last, &[0]].concat()
     }
 
     /// The agent's store, with this budget.
@@ -52,11 +62,6 @@ impl Stage {
             fetched_bytes: Counter::default(),
         };
         Weights::open(options).unwrap()
-    }
-
-    /// The model's digest.
-    fn sha256(&self) -> String {
-        format!("{:x}", Sha256::digest(&self.model))
     }
 
     fn url(&self) -> String {
@@ -102,6 +107,10 @@ fn model() -> Vec<u8> {
     data.finish().unwrap()
 }
 
+fn sha256(file: &[u8]) -> String {
+    format!("{:x}", Sha256::digest(file))
+}
+
 async fn obtain(weights: &Weights, model: &PlannedModel) -> Result<HeldFile, WeightsError> {
     let whole = WantedWeights::whole(model);
     weights.obtain("default", whole, |_| ()).await
@@ -132,7 +141,7 @@ fn fetched_before(weights: &Weights) -> PathBuf {
 #[tokio::test]
 async fn what_exceeds_the_budget_is_not_fetched_and_removes_nothing() {
     let stage = Stage::new().await;
-    let model = stage.planned(&stage.sha256()).await;
+    let model = stage.planned(&sha256(&stage.model)).await;
     let weights = stage.weights(1 << 20);
     let before = fetched_before(&weights);
     let refused = obtain(&weights, &model).await.err().unwrap();
@@ -152,18 +161,18 @@ async fn what_exceeds_the_budget_is_not_fetched_and_removes_nothing() {
 #[tokio::test]
 async fn a_whole_file_that_nobody_has_checked_is_not_used() {
     let stage = Stage::new().await;
-    let model = stage.planned(&stage.sha256()).await;
+    let digest = sha256(&stage.model);
+    let model = stage.planned(&digest).await;
     let weights = stage.weights(ENOUGH);
     let write = |content: &[u8]| {
         let version = model.version.as_ref().unwrap();
         let identities = identities(version, model.size_bytes as u64);
-        let source = stage.source(&stage.sha256());
+        let source = stage.source(&digest);
         let file = weights.cache().files(&source, &identities).unwrap();
         let writer = file[0].writer().unwrap().unwrap();
         writer.write(0, content).unwrap();
     };
-    let damaged = [&stage.model[..stage.model.len() - 1], &[0]].concat();
-    write(&damaged);
+    write(&stage.similar());
     let error = obtain(&weights, &model).await.err().unwrap();
     assert!(
         matches!(error, WeightsError::Download(DownloadError::Sha256 { .. })),
@@ -181,4 +190,38 @@ async fn a_whole_file_that_nobody_has_checked_is_not_used() {
     stage.hub.clear();
     obtain(&weights, &model).await.unwrap();
     assert_eq!(stage.hub.requests(), 0);
+}
+
+#[tokio::test]
+async fn a_file_with_another_digest_is_fetched_twice_at_most() {
+    let stage = Stage::new().await;
+    let similar = stage.similar();
+    let model = stage.planned(&sha256(&similar)).await;
+    let weights = stage.weights(ENOUGH);
+    let damaged = obtain(&weights, &model).await.err().unwrap();
+    assert!(
+        matches!(
+            damaged,
+            WeightsError::Download(DownloadError::Sha256 { .. })
+        ),
+        "{damaged}"
+    );
+    assert!(!damaged.is_refusal());
+    for _ in 0..3 {
+        let refused = obtain(&weights, &model).await.err().unwrap();
+        assert!(refused.is_refusal());
+        let said = refused.to_string();
+        for part in [&*sha256(&similar), &sha256(&stage.model), "url.sha256"] {
+            assert!(said.contains(part), "{said}");
+        }
+    }
+    // For each of the four, a header was looked for in a megabyte.
+    let sent = stage.hub.body_bytes();
+    let file_bytes = stage.model.len() as u64;
+    assert!(sent < 2 * file_bytes + (5 << 20), "{sent} bytes");
+
+    // The server has another version at last.
+    stage.publish(&similar);
+    let held = obtain(&weights, &model).await.unwrap();
+    assert!(fs::read(&held.path).unwrap() == similar);
 }
