@@ -327,19 +327,23 @@ impl Weights {
         }
     }
 
-    /// Removes the least recently used files, so that `wanted` bytes more are within the budget; refuses where that is not enough.
-    async fn make_room(&self, wanted: u64) -> Result<(), WeightsError> {
+    /// Removes the least recently used files, so that the `wanted` bytes, which take so many `more` of the disk, are within the budget; refuses
+    /// where that is not enough.
+    async fn make_room(&self, wanted: u64, more: u64) -> Result<(), WeightsError> {
         let store = self.0.clone();
         let room = blocking(move || {
             let budget = store.budget()?;
-            store.cache.make_room(budget, wanted)
+            store.cache.make_room(budget, more)
         });
         match room.await?? {
             Room::Made(collected) => {
                 tell_of(&collected);
                 Ok(())
             }
-            Room::Short { room_bytes: room } => Err(WeightsError::NoRoom { wanted, room }),
+            Room::Short { lacking_bytes } => Err(WeightsError::NoRoom {
+                wanted,
+                room: wanted.saturating_sub(lacking_bytes),
+            }),
         }
     }
 
@@ -402,17 +406,18 @@ impl Weights {
         let total_bytes = tensors::total_bytes(&wanted);
         let url = source.url.as_ref();
         let allow_full_download = url.is_some_and(|url| url.allow_full_download);
-        let (mut downloads, mut missing_bytes) = (Vec::new(), 0);
+        let (mut downloads, mut missing_bytes, mut room_bytes) = (Vec::new(), 0, 0);
         for ((remote, file), wanted) in remote.files.iter().zip(&files).zip(&parts) {
             self.0.mismatches.check(remote, file)?;
             let download =
                 Download::new(remote, file, wanted).allow_full_download(allow_full_download);
             let so_far = download.so_far()?;
             missing_bytes += so_far.missing_bytes();
+            room_bytes += download.room_bytes()?;
             downloads.push((download, so_far.done_bytes));
         }
         if missing_bytes > 0 {
-            self.make_room(missing_bytes).await?;
+            self.make_room(missing_bytes, room_bytes).await?;
         }
         let mut before = 0;
         for (at, (download, there_bytes)) in downloads.into_iter().enumerate() {

@@ -211,7 +211,7 @@ impl Files {
         let missing: Vec<_> = missing
             .map(|(file, wanted)| file.missing(wanted))
             .collect::<Result<_, _>>()?;
-        if let Err(error) = make_room(lender, &missing) {
+        if let Err(error) = make_room(lender, &files, &missing) {
             for file in files {
                 // What was made for nothing goes again.
                 let whole = 0..file.identity().size_bytes;
@@ -283,18 +283,26 @@ fn kept_free(total: u64) -> u64 {
 }
 
 /// Removes what was not used for longest, if what is missing does not fit beside it.
-fn make_room(lender: &Lender, missing: &[Vec<Range<u64>>]) -> Result<(), GuestError> {
-    let mut wanted: u64 = 0;
-    for bytes in missing.iter().map(|ranges| tensors::total_bytes(ranges)) {
-        wanted = wanted.saturating_add(bytes);
+fn make_room(
+    lender: &Lender,
+    files: &[LocalFile],
+    missing: &[Vec<Range<u64>>],
+) -> Result<(), GuestError> {
+    let (mut wanted, mut more): (u64, u64) = (0, 0);
+    for (file, missing) in files.iter().zip(missing) {
+        wanted = wanted.saturating_add(tensors::total_bytes(missing));
+        more = more.saturating_add(file.room_for(missing)?);
     }
     if wanted == 0 {
         return Ok(());
     }
     let budget = lender.cache.budget_bytes(kept_free)?;
-    match lender.cache.make_room(budget, wanted)? {
+    match lender.cache.make_room(budget, more)? {
         Room::Made(_) => Ok(()),
-        Room::Short { room_bytes: room } => Err(GuestError::NoRoom { wanted, room }),
+        Room::Short { lacking_bytes } => Err(GuestError::NoRoom {
+            wanted,
+            room: wanted.saturating_sub(lacking_bytes),
+        }),
     }
 }
 

@@ -14,15 +14,13 @@ use prima_gguf::{first_part, part_paths};
 use sha2::{Digest, Sha256};
 
 use crate::identity::FileIdentity;
-use crate::local_file::{LocalFile, LocalFileError, lock_folder, remove};
+use crate::local_file::{BLOCK_BYTES, LocalFile, LocalFileError, lock_folder, remove};
 use crate::source::Source;
 
 /// How much of a file's own name is kept, so that people recognize it.
 const PREFIX_BYTES: usize = 64;
 const HASH_DIGITS: usize = 16;
 const SUFFIXES: [&str; 3] = ["gguf", "ledger", "ledger.new"];
-/// The unit of `st_blocks`, whatever the file system's block size is.
-const BLOCK_BYTES: u64 = 512;
 
 /// prima's cache folder: `$PRIMA_CACHE`, or `prima` in `$XDG_CACHE_HOME` or `~/.cache`. `None` if the environment sets
 /// none of these.
@@ -65,9 +63,9 @@ pub struct Collected {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Room {
     Made(Collected),
-    /// Beside what is in use there is room for so many bytes only. Nothing was removed.
+    /// Beside what is in use, so many bytes are lacking. Nothing was removed.
     Short {
-        room_bytes: u64,
+        lacking_bytes: u64,
     },
 }
 
@@ -266,11 +264,13 @@ impl Cache {
                 in_use += allocated_bytes;
             }
         }
-        let room_bytes = budget_bytes.saturating_sub(in_use);
-        if more_bytes > room_bytes {
-            return Ok(Room::Short { room_bytes });
+        let lacking_bytes = in_use
+            .saturating_add(more_bytes)
+            .saturating_sub(budget_bytes);
+        match lacking_bytes {
+            0 => Ok(Room::Made(self.collect(budget_bytes - more_bytes)?)),
+            _ => Ok(Room::Short { lacking_bytes }),
         }
-        Ok(Room::Made(self.collect(budget_bytes - more_bytes)?))
     }
 }
 

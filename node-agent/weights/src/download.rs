@@ -135,14 +135,23 @@ impl<'a> Download<'a> {
         Ok(Progress::of(&self.all_that_comes(&present), &present))
     }
 
+    /// Bytes of the disk that it will take, beyond what its file takes already.
+    ///
+    /// # Errors
+    /// As [`LocalFile::room_for`].
+    pub fn room_bytes(&self) -> Result<u64, LocalFileError> {
+        let present = self.file.present()?;
+        self.file.room_for(&self.all_that_comes(&present))
+    }
+
     /// Refuses `downloads` to one disk if together they have no room there. By itself each looks only for its own.
     ///
     /// # Errors
-    /// [`DownloadError::NoRoom`], and [`DownloadError::File`] when a ledger cannot be read.
+    /// [`DownloadError::NoRoom`], and [`DownloadError::File`] when a file cannot be looked at.
     pub fn check_room(downloads: &[Download<'_>]) -> Result<(), DownloadError> {
         let mut needed_bytes = 0;
         for download in downloads {
-            needed_bytes += download.so_far()?.missing_bytes();
+            needed_bytes += download.room_bytes()?;
         }
         match downloads.first() {
             Some(first) => first.has_room_for(needed_bytes),
@@ -178,7 +187,7 @@ impl<'a> Download<'a> {
         }
         progress.send_replace(Progress::of(&wanted, &ledger.present));
         if !missing.is_empty() {
-            self.has_room_for(total_bytes(&missing))?;
+            self.has_room_for(self.room_bytes()?)?;
             self.fetch(&missing, &writer, progress).await?;
         }
         self.verify(&writer).await

@@ -14,7 +14,10 @@ use std::time::SystemTime;
 
 use crate::identity::{Difference, FileIdentity};
 use crate::ledger::{Ledger, LedgerWriter};
-use crate::tensors::{merged, without};
+use crate::tensors::{merged, total_bytes, without};
+
+/// The unit of `st_blocks`, whatever the file system's block size is.
+pub(crate) const BLOCK_BYTES: u64 = 512;
 
 /// A model file in use. Clones share the lock, which goes with the last of them.
 #[derive(Debug, Clone)]
@@ -131,6 +134,20 @@ impl LocalFile {
         Ok(self
             .ledger()?
             .map_or_else(Vec::new, |ledger| ledger.present))
+    }
+
+    /// Bytes of the disk that `wanted` will take, beyond what the file takes already. On file systems without holes, such as FAT and exFAT, it
+    /// takes all of its length from the beginning.
+    ///
+    /// # Errors
+    /// [`LocalFileError::Io`] when the ledger cannot be read, or the file not be looked at.
+    pub fn room_for(&self, wanted: &[Range<u64>]) -> Result<u64, LocalFileError> {
+        let metadata = self.data().metadata();
+        let metadata = metadata.map_err(|source| self.failed("look at the file", source))?;
+        let present = self.present()?;
+        let unused = (metadata.blocks() * BLOCK_BYTES).saturating_sub(total_bytes(&present));
+        let missing = without(&merged(wanted.to_vec(), 0), &present);
+        Ok(total_bytes(&missing).saturating_sub(unused))
     }
 
     /// Whether all of it is there, and was not held against its digest: a process ended in between, or could not read it. The next
@@ -330,6 +347,23 @@ mod tests {
         }
         let bytes = fs::read(&path).unwrap();
         assert_eq!((bytes.len(), &bytes[100..300]), (1000, &[7; 200][..]));
+    }
+
+    #[test]
+    fn what_a_file_takes_without_content_is_room_for_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.gguf");
+        const SIZE: u64 = 1 << 20;
+        let file = LocalFile::open(&path, &identity(SIZE, "1")).unwrap();
+        let whole = 0..SIZE;
+        let room = || file.room_for(std::slice::from_ref(&whole)).unwrap();
+        assert_eq!(room(), SIZE, "a hole");
+        // As a file system without holes has it.
+        fs::write(&path, vec![0; SIZE as usize]).unwrap();
+        assert_eq!(room(), 0);
+        let (writer, _) = file.try_write().unwrap().unwrap();
+        writer.write(0, &[7; 1000]).unwrap();
+        assert_eq!(room(), 0);
     }
 
     #[test]

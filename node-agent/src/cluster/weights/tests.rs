@@ -93,6 +93,15 @@ impl Stage {
             ..PlannedModel::new("m", "m.gguf", self.model.len() as i64, 1)
         }
     }
+
+    /// Where the agent keeps it.
+    fn file(&self, weights: &Weights, model: &PlannedModel) -> LocalFile {
+        let version = model.version.as_ref().unwrap();
+        let source = self.source(version.sha256.as_ref().unwrap());
+        let identities = identities(version, model.size_bytes as u64);
+        let files = weights.cache().files(&source, &identities);
+        files.unwrap().remove(0)
+    }
 }
 
 /// More than the model takes.
@@ -157,19 +166,36 @@ async fn what_exceeds_the_budget_is_not_fetched_and_removes_nothing() {
     assert!(!before.exists(), "it was not used for longest");
 }
 
+/// As on file systems without holes.
+#[tokio::test]
+async fn what_a_file_takes_without_content_is_counted_once() {
+    let stage = Stage::new().await;
+    let model = stage.planned(&sha256(&stage.model)).await;
+    let file_bytes = stage.model.len() as u64;
+    let weights = stage.weights(file_bytes - (1 << 20));
+    let path = stage.file(&weights, &model).path().to_owned();
+    fs::write(&path, vec![0; stage.model.len()]).unwrap();
+    let refused = obtain(&weights, &model).await.err().unwrap();
+    let WeightsError::NoRoom { wanted, room } = refused else {
+        panic!("{refused}");
+    };
+    assert!(wanted == file_bytes && room < wanted, "{room} of {wanted}");
+
+    let weights = stage.weights(file_bytes + (256 << 10));
+    let held = obtain(&weights, &model).await.unwrap();
+    assert_eq!(held.path, path);
+    assert!(fs::read(&path).unwrap() == stage.model);
+}
+
 /// As an agent leaves it that is ended between the last byte and the digest.
 #[tokio::test]
 async fn a_whole_file_that_nobody_has_checked_is_not_used() {
     let stage = Stage::new().await;
-    let digest = sha256(&stage.model);
-    let model = stage.planned(&digest).await;
+    let model = stage.planned(&sha256(&stage.model)).await;
     let weights = stage.weights(ENOUGH);
     let write = |content: &[u8]| {
-        let version = model.version.as_ref().unwrap();
-        let identities = identities(version, model.size_bytes as u64);
-        let source = stage.source(&digest);
-        let file = weights.cache().files(&source, &identities).unwrap();
-        let writer = file[0].writer().unwrap().unwrap();
+        let file = stage.file(&weights, &model);
+        let writer = file.writer().unwrap().unwrap();
         writer.write(0, content).unwrap();
     };
     write(&stage.similar());

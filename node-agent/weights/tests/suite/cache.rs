@@ -152,13 +152,16 @@ fn nothing_goes_for_what_does_not_fit_even_so() {
     );
     let each = cache.entries().unwrap()[0].allocated_bytes;
     let held = cache.files(&source("in-use"), &[identity("1")]).unwrap();
-    let room = cache.make_room(3 * each, 2 * each + 1).unwrap();
-    let room_bytes = 2 * each;
-    assert_eq!(room, Room::Short { room_bytes });
+    // The last is less than is in use already.
+    for (budget_bytes, more_bytes, lacking_bytes) in [
+        (3 * each, 2 * each + 1, 1),
+        (3 * each, 9 * each, 7 * each),
+        (each - 5, 0, 5),
+    ] {
+        let room = cache.make_room(budget_bytes, more_bytes).unwrap();
+        assert_eq!(room, Room::Short { lacking_bytes });
+    }
     assert!(in_use.exists() && older.exists() && newer.exists());
-    // Less than is in use already.
-    let room = cache.make_room(each / 2, 1).unwrap();
-    assert_eq!(room, Room::Short { room_bytes: 0 });
 
     let removed = |budget_bytes, more_bytes| match cache.make_room(budget_bytes, more_bytes) {
         Ok(Room::Made(collected)) => collected.removed,

@@ -103,6 +103,19 @@ async fn files_that_do_not_fit_together_are_refused_before_the_first() {
 }
 
 #[tokio::test]
+async fn a_file_that_takes_its_whole_length_at_once_has_room() {
+    let setup = Setup::new().await;
+    let remote = setup.open().await;
+    let size = setup.model.len();
+    let disk = Disk::mount(setup.path("disk"), size as u64 * 3 / 2);
+    let file = LocalFile::open(&disk.path().join("m.gguf"), remote.identity()).unwrap();
+    // As file systems without holes do.
+    std::fs::write(file.path(), vec![0; size]).unwrap();
+    download(&remote, &file, &setup.whole()).await.unwrap();
+    setup.assert_same(file.path(), &setup.whole());
+}
+
+#[tokio::test]
 async fn a_disk_that_fills_up_meanwhile_keeps_what_is_there() {
     let setup = Setup::new().await;
     let remote = setup.open().await;
