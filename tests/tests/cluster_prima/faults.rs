@@ -1,4 +1,5 @@
-//! The operator, the agent of rank 0, a node and a link are lost in turn: no answer is wrong, and the Model answers again.
+//! The operator, the agent of rank 0, a node and a link are lost in turn: no answer is wrong, and the Model answers again. An upgrade goes on
+//! while the node is off.
 
 use std::time::{Duration, Instant};
 
@@ -6,6 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use prima_tests::api_server::condition;
 use prima_tests::local_ring::running_members;
 use prima_tests::{timeout_argument, wait_for, wait_until};
+use serde_json::Value;
 
 use crate::harness::{NODES, Test, index_of};
 
@@ -80,6 +82,9 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
         withdrawn.as_secs_f64(),
         begun.elapsed().as_secs_f64()
     );
+    test.upgrade_others_than(&lost);
+    test.wait_until_answers_from(other, "smollm2", &expected);
+    test.wait_until_ready("smollm2");
     test.cluster.node(index).restart();
     test.kubectl(&[
         "wait",
@@ -133,6 +138,31 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
 }
 
 impl Test {
+    /// Gives all nodes another agent, as documents say it for an upgrade while one of them is `off`, and waits for those that are on.
+    fn upgrade_others_than(&self, off: &str) {
+        let begun = Instant::now();
+        let node = format!("node/{off}");
+        let unknown = ["wait", "--for=condition=Ready=Unknown", &node];
+        self.kubectl(&[&unknown[..], &[&timeout_argument()]].concat());
+        self.cluster.upgrade_prima(&[
+            "--set",
+            "agent.updateStrategy.rollingUpdate.maxUnavailable=2,agent.podAnnotations.upgraded=yes",
+        ]);
+        let is_new = |pod: &Value| {
+            pod["metadata"]["annotations"]["upgraded"] == "yes"
+                && pod["spec"]["nodeName"] != off
+                && condition(pod, "Ready")["status"] == "True"
+        };
+        wait_until("the agents of the nodes that are on are new", || {
+            let agents = self.agents(&[]);
+            agents.iter().filter(|pod| is_new(pod)).count() == NODES - 1
+        });
+        println!(
+            "upgrade while {off} is off: the others' agents are new after {:.0} s",
+            begun.elapsed().as_secs_f64()
+        );
+    }
+
     /// Waits until the Model is not ready any more. Returns how long after `fault` the operator withdrew its readiness, by its clock, which
     /// is this machine's, and why.
     fn withdrawn_after(&self, model: &str, fault: Timestamp) -> (Duration, String) {
