@@ -11,6 +11,7 @@
 mod api;
 mod backoff;
 mod http;
+mod last_words;
 mod lease;
 mod links;
 mod local_models;
@@ -183,7 +184,12 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
 
     let mut parts = Parts::default();
     let (leave, leaving) = watch::channel(false);
-    parts.keep_alive(&agent, args.namespace, listener, &established, leaving);
+    parts.keep_http(&agent, listener, &established);
+    tokio::select! {
+        () = last_words::take_back(&agent) => {}
+        () = stop.received() => return Ok(()),
+    }
+    parts.keep_lease(&agent, args.namespace, leaving);
     let measured = tokio::select! {
         measured = begin(&agent, &args.data) => measured?,
         () = stop.received() => return Ok(()),
@@ -252,20 +258,27 @@ impl Parts {
         }
     }
 
-    /// Starts what tells others that the agent is there, before anything is measured.
-    fn keep_alive(
+    /// Starts what tells the kubelet that the agent is there.
+    fn keep_http(
         &mut self,
-        agent: &Arc<Agent>,
-        namespace: String,
+        agent: &Agent,
         listener: tokio::net::TcpListener,
         established: &Established,
-        leaving: watch::Receiver<bool>,
     ) {
         let (metrics, there) = (agent.metrics.clone(), established.clone());
         self.keep("its HTTP server", async move {
             // The result is of no use: it does not end by itself.
             let _ = http::serve(listener, metrics, there).await;
         });
+    }
+
+    /// Starts what tells the operator, before anything is measured.
+    fn keep_lease(
+        &mut self,
+        agent: &Arc<Agent>,
+        namespace: String,
+        leaving: watch::Receiver<bool>,
+    ) {
         let own = agent.clone();
         let pod = set("POD_NAME").unwrap_or_else(system::host_name);
         self.keep("the Lease", async move {

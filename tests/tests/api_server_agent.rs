@@ -602,6 +602,36 @@ fn agents_tell_of_their_machines_and_run_plans() {
 }
 
 #[test]
+fn what_a_killed_agent_said_is_taken_back_before_its_lease() {
+    let stage = Stage::new();
+    let machines = ["one", "two"].map(|node| AgentMachine::new(node, stage.folder.path()));
+    // Of a file that nobody has, so no member of it can run.
+    let ports = (RING_PORT, HTTP_PORT);
+    let ring = plan("smollm2-1", &machines, &model(), &"0".repeat(64), ports);
+    stage.api.apply(&ring.to_string()).expect("a RingPlan");
+    let said = json!({"status": {"members": [
+        {"name": "one", "state": "Ready"},
+        {"name": "two", "state": "Loaded"},
+    ]}});
+    let said = said.to_string();
+    let patch = ["patch", "ringplan", "smollm2-1", "--subresource=status"];
+    let patch = [&patch[..], &["--type=merge", "-p", &said]].concat();
+    stage.api.kubectl(&patch).expect("a status");
+    // The next agent has to measure its machine before it watches plans.
+    fs::write(stage.folder.path().join("one/profile.json"), "{}").expect("a file");
+    let _one = start(&stage, &machines[0]);
+    wait_for("its Lease", || {
+        stage.api.object(NAMESPACE, "lease/prima-agent-one")
+    });
+    let member = stage.member("smollm2-1", "one");
+    assert!(
+        ["Failed", "Refused"].contains(&member["state"].as_str().expect("a state")),
+        "{member}"
+    );
+    assert_eq!(stage.member("smollm2-1", "two")["state"], "Loaded");
+}
+
+#[test]
 fn members_fetch_their_layers_and_keep_them() {
     let stage = Stage::new();
     let runtime = runtime();

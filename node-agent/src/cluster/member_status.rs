@@ -30,6 +30,8 @@ pub enum Observed {
         why: String,
         again_in: Duration,
     },
+    /// The agent itself has just begun, and no member runs yet.
+    Beginning,
     /// The agent itself ends, and the member with it.
     Ending,
     Fetching,
@@ -47,6 +49,10 @@ pub fn status(name: &str, observed: &Observed, share: Option<Share>) -> MemberSt
     let (state, message) = match observed {
         Observed::Refused(why) => (MemberState::Refused, why.clone()),
         Observed::Failed { why, .. } => (MemberState::Failed, why.clone()),
+        Observed::Beginning => (
+            MemberState::Failed,
+            "the agent of this machine starts".to_owned(),
+        ),
         Observed::Ending => (
             MemberState::Failed,
             "the agent of this machine ends".to_owned(),
@@ -310,6 +316,11 @@ mod tests {
                 },
                 State::Failed,
                 "it broke",
+            ),
+            (
+                Observed::Beginning,
+                State::Failed,
+                "the agent of this machine starts",
             ),
             (
                 Observed::Ending,

@@ -150,11 +150,7 @@ impl Members {
             );
             return;
         }
-        let key = PlanKey {
-            namespace: plan.namespace().unwrap_or_default(),
-            name: plan.name_any(),
-            uid: uid.clone(),
-        };
+        let key = PlanKey::of(plan);
         tracing::info!(plan = %key, "a plan names this machine");
         let spec: Result<RingPlanSpec, _> = document::strict(spec);
         let spec = spec.map_err(|error| {
