@@ -39,6 +39,7 @@ use std::{env, fs};
 use kube::Client;
 use prima_crds::quantity::Quantity;
 use prima_engine::Compute;
+use prima_member_process::on_all_addresses;
 use prima_weights::{AllowedServer, PUBLIC_HUB};
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
@@ -74,9 +75,9 @@ pub struct RunArgs {
     /// Where other agents measure their link to this one; the port is the same on all machines [default: port 9190 of --pod-ip]
     #[arg(long, value_name = "IP:PORT")]
     listen: Option<SocketAddr>,
-    /// Where /healthz, /readyz and /metrics are
-    #[arg(long, value_name = "IP:PORT", default_value = "0.0.0.0:9191")]
-    http: SocketAddr,
+    /// Where /healthz, /readyz and /metrics are [default: port 9191 of all addresses of the kind of --pod-ip, IPv4 or IPv6]
+    #[arg(long, value_name = "IP:PORT")]
+    http: Option<SocketAddr>,
     /// Compute threads of each member [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -88,6 +89,18 @@ pub struct RunArgs {
         value_delimiter = ','
     )]
     allowed_servers: Vec<AllowedServer>,
+}
+
+impl RunArgs {
+    fn links_address(&self) -> SocketAddr {
+        let address = SocketAddr::new(self.pod_ip, LINKS_PORT);
+        self.listen.unwrap_or(address)
+    }
+
+    fn http_address(&self) -> SocketAddr {
+        let address = SocketAddr::new(self.pod_ip, HTTP_PORT);
+        self.http.unwrap_or_else(|| on_all_addresses(address))
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -127,6 +140,7 @@ pub enum ClusterError {
 }
 
 const LINKS_PORT: u16 = 9190;
+const HTTP_PORT: u16 = 9191;
 
 /// Runs until SIGTERM or SIGINT (`Ok`), or until it cannot go on.
 pub fn run(args: RunArgs) -> Result<(), ClusterError> {
@@ -143,6 +157,7 @@ pub fn run(args: RunArgs) -> Result<(), ClusterError> {
 
 async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
     let mut stop = StopSignal::new().map_err(ClusterError::Start)?;
+    let (links, http) = (args.links_address(), args.http_address());
     let folders = Folders::make(&args.data)?;
     let mut config = kube::Config::infer().await.map_err(ClusterError::Config)?;
     config.read_timeout = Some(prima_crds::SILENCE);
@@ -159,15 +174,13 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
         fetched_bytes: metrics.fetched_bytes.clone(),
     })
     .map_err(ClusterError::Weights)?;
-    let links = SocketAddr::new(args.pod_ip, LINKS_PORT);
-    let links = args.listen.unwrap_or(links);
     let key_file = KeyFile::open(args.data.join(own_key::FILE)).map_err(ClusterError::Identity)?;
     let peers = Pins::default();
     let keys = Some((key_file.key(), peers.clone()));
     let _echo = EchoServer::start(links, keys).map_err(ClusterError::Links)?;
-    let listener = tokio::net::TcpListener::bind(args.http).await;
+    let listener = tokio::net::TcpListener::bind(http).await;
     let listener = listener.map_err(|source| ClusterError::Http {
-        address: args.http,
+        address: http,
         source,
     })?;
     let agent = Arc::new(Agent {
@@ -388,4 +401,30 @@ fn measured(data: &Path, threads: Option<u16>, fresh: bool) -> Result<Measured, 
 /// An environment variable, if it is set and not empty.
 fn set(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct CommandLine {
+        #[command(flatten)]
+        args: RunArgs,
+    }
+
+    #[test]
+    fn it_listens_where_others_reach_its_pod() {
+        for (pod_ip, links, http) in [
+            ("10.42.0.7", "10.42.0.7:9190", "0.0.0.0:9191"),
+            ("fd00::7", "[fd00::7]:9190", "[::]:9191"),
+        ] {
+            let pod = ["--node", "desk", "--namespace", "prima", "--pod-ip", pod_ip];
+            let args = CommandLine::parse_from([&["run"][..], &pod].concat()).args;
+            assert_eq!(args.links_address().to_string(), links);
+            assert_eq!(args.http_address().to_string(), http);
+        }
+    }
 }

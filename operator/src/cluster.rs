@@ -12,7 +12,7 @@ pub mod world;
 
 use std::future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +22,7 @@ use kube::runtime::controller::{self, Config};
 use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::{Controller, WatchStreamExt, reflector};
 use prima_kubernetes::HubTokens;
+use prima_member_process::on_all_addresses;
 use prima_traces::TracesError;
 use prima_weights::{AllowedServer, Hub, PUBLIC_HUB, Reach};
 use tokio::net::TcpListener;
@@ -58,9 +59,12 @@ pub struct OperatorArgs {
         value_parser = clap::value_parser!(u64).range(6..=600)
     )]
     leader_lease: u64,
-    /// Where /healthz, /readyz and /metrics are served
-    #[arg(long, value_name = "IP:PORT", default_value = "0.0.0.0:8080")]
-    listen: SocketAddr,
+    /// Address of this operator's pod, where others reach it
+    #[arg(long, value_name = "IP", env = "POD_IP", default_value = "0.0.0.0")]
+    pod_ip: IpAddr,
+    /// Where /healthz, /readyz and /metrics are served [default: port 8080 of all addresses of the kind of --pod-ip, IPv4 or IPv6]
+    #[arg(long, value_name = "IP:PORT")]
+    listen: Option<SocketAddr>,
     /// The cluster's DNS domain, for the endpoints that Models show
     #[arg(long, value_name = "DOMAIN", default_value = "cluster.local")]
     cluster_domain: String,
@@ -83,6 +87,13 @@ pub struct OperatorArgs {
         value_delimiter = ','
     )]
     allowed_servers: Vec<AllowedServer>,
+}
+
+impl OperatorArgs {
+    fn http_address(&self) -> SocketAddr {
+        let address = SocketAddr::new(self.pod_ip, HTTP_PORT);
+        self.listen.unwrap_or_else(|| on_all_addresses(address))
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -117,6 +128,7 @@ pub enum OperatorError {
     Probes(#[source] io::Error),
 }
 
+const HTTP_PORT: u16 = 8080;
 /// Changes that come together are handled together.
 const DEBOUNCE: Duration = Duration::from_millis(200);
 /// Models that are reconciled at the same time; planning takes a processor.
@@ -130,13 +142,10 @@ pub async fn run(args: OperatorArgs) -> Result<(), OperatorError> {
     let mut stop = StopSignals::install().map_err(OperatorError::Signals)?;
     let metrics = Arc::new(Metrics::new());
     let probes = Arc::new(Probes::new(metrics.clone()));
-    let listener =
-        TcpListener::bind(args.listen)
-            .await
-            .map_err(|source| OperatorError::Listen {
-                address: args.listen,
-                source,
-            })?;
+    let address = args.http_address();
+    let listener = TcpListener::bind(address)
+        .await
+        .map_err(|source| OperatorError::Listen { address, source })?;
     let mut config = kube::Config::infer()
         .await
         .map_err(|error| OperatorError::Config(Box::new(error)))?;
@@ -294,4 +303,26 @@ async fn control(
 /// Unique among processes outside a cluster, on whichever machines: who has the same name takes the other's Lease for its own.
 fn process_name() -> String {
     format!("prima-{:016x}", rand::random::<u64>())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct CommandLine {
+        #[command(flatten)]
+        args: OperatorArgs,
+    }
+
+    #[test]
+    fn it_listens_where_others_reach_its_pod() {
+        for (pod_ip, http) in [("10.42.0.7", "0.0.0.0:8080"), ("fd00::7", "[::]:8080")] {
+            let line = ["operator", "--namespace", "prima", "--pod-ip", pod_ip];
+            let args = CommandLine::parse_from(line).args;
+            assert_eq!(args.http_address().to_string(), http);
+        }
+    }
 }

@@ -133,6 +133,25 @@ fn definitions_are_installed_as_generated_and_kept() {
     assert!(!none.contains("kind: CustomResourceDefinition"));
 }
 
+/// Where pods have IPv6 addresses, the kubelet asks there.
+#[test]
+fn pods_know_their_address_and_none_listens_at_ipv4_only() {
+    for scenario in scenarios() {
+        let args = ["--values", text(&scenario)];
+        for (key, object) in rendered(&args) {
+            assert!(!object.to_string().contains("0.0.0.0"), "{key}");
+            let containers = object["spec"]["template"]["spec"]["containers"].as_array();
+            for container in containers.into_iter().flatten() {
+                let variables = container["env"].as_array().into_iter().flatten();
+                let mut of_pod = variables.filter(|variable| variable["name"] == "POD_IP");
+                let address = of_pod.next().expect("the pod's address");
+                let field = &address["valueFrom"]["fieldRef"]["fieldPath"];
+                assert_eq!(field, "status.podIP", "{key}");
+            }
+        }
+    }
+}
+
 #[test]
 fn values_that_mean_nothing_are_refused_by_name() {
     for (set, named) in [

@@ -93,6 +93,8 @@ readinessProbe:
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: POD_NAMESPACE
   valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+- name: POD_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
 {{- with .context.Values.huggingFace.endpoint }}
 - name: HF_ENDPOINT
   value: {{ . | quote }}

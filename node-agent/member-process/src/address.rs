@@ -1,6 +1,6 @@
 //! How other machines reach what listens here.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 /// Where `prima agent` listens unless it is told otherwise.
 pub const LENDER_PORT: u16 = 9190;
@@ -43,9 +43,28 @@ pub fn reachable_address(listen: SocketAddr) -> SocketAddr {
     own.map_or(listen, |own| SocketAddr::new(own.ip(), listen.port()))
 }
 
+/// The same port of all addresses of this kind. In a pod these include loopback, over which `kubectl port-forward` connects.
+pub fn on_all_addresses(address: SocketAddr) -> SocketAddr {
+    let any = match address.is_ipv4() {
+        true => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+        false => IpAddr::from(Ipv6Addr::UNSPECIFIED),
+    };
+    SocketAddr::new(any, address.port())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_addresses_are_of_the_kind_of_the_one() {
+        for (one, all) in [
+            ("10.0.0.7:9191", "0.0.0.0:9191"),
+            ("[fd00::7]:9191", "[::]:9191"),
+        ] {
+            assert_eq!(on_all_addresses(one.parse().unwrap()).to_string(), all);
+        }
+    }
 
     #[test]
     fn an_address_of_all_is_shown_as_one() {

@@ -9,7 +9,7 @@ mod health;
 mod lines;
 mod process;
 
-pub use address::{LENDER_PORT, lender_address, reachable_address};
+pub use address::{LENDER_PORT, lender_address, on_all_addresses, reachable_address};
 pub use borrowed::{Borrowed, LentPlace, OwnPlace, Place};
 pub use health::{HEALTH_DEADLINE, Health, health, health_within, requests};
 pub use process::{HANGS_AFTER, Launch, Lent, MemberProcess, Serve, StartError, end};

@@ -4,13 +4,14 @@
 //! Decides how the process is started and ended. Does not start it again: `member` decides that.
 
 use std::io::{self, Write as _};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::slice::from_mut;
 use std::time::{Duration, Instant};
 
-use prima_member_process::{HANGS_AFTER, Launch, MemberProcess, Serve, StartError, cut_off};
+use prima_member_process::{
+    HANGS_AFTER, Launch, MemberProcess, Serve, StartError, cut_off, on_all_addresses,
+};
 use prometheus_client::metrics::counter::Counter;
 use tokio::time::timeout;
 
@@ -146,15 +147,6 @@ impl Running {
             );
         }
     }
-}
-
-/// Of the pod: `kubectl port-forward` connects over loopback.
-fn on_all_addresses(http: SocketAddr) -> SocketAddr {
-    let any = match http.is_ipv4() {
-        true => IpAddr::from(Ipv4Addr::UNSPECIFIED),
-        false => IpAddr::from(Ipv6Addr::UNSPECIFIED),
-    };
-    SocketAddr::new(any, http.port())
 }
 
 /// The last error that `serve` printed; if there is none, its last line, unless it was killed before it could say anything.

@@ -86,13 +86,9 @@ spec:
             {{- with $values.cacheBudget | default $values.cacheBudgetBytes }}
             - --cache-budget={{ kindIs "string" . | ternary . (int64 .) }}
             {{- end }}
-            - --listen=0.0.0.0:9190
-            - --http=0.0.0.0:9191
           env:
             - name: NODE_NAME
               valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
-            - name: POD_IP
-              valueFrom: {fieldRef: {fieldPath: status.podIP}}
             {{- include "prima.env" (dict "context" $context "service" "prima-node-agent") | nindent 12 }}
             {{- if eq .variant "nvidia" }}
             - name: NVIDIA_VISIBLE_DEVICES
