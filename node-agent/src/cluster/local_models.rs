@@ -2,7 +2,7 @@
 //! of these files.
 //!
 //! Decides when to look: when Models change, and once a minute, because people copy files at any time. A missing file is not reported; a
-//! folder that this agent was not given is. Refuses what agents fetched for other Models, and more files of a namespace than fit into a profile.
+//! folder that this agent was not given is. Refuses what agents fetched for other Models, and more files than fit into a profile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -32,8 +32,10 @@ use super::weights::{Weights, WeightsError};
 use crate::local_header;
 
 const INTERVAL: Duration = Duration::from_secs(60);
-/// Of a namespace. An object in the cluster has 1.5 MiB at most, and each file takes 2 kB of it at worst.
+/// Of a namespace.
 const MOST_PATHS: usize = 64;
+/// Of all namespaces. An object in the cluster has 1.5 MiB at most, and each file takes some 2 kB of it at worst.
+const MOST_PATHS_IN_ALL: usize = 400;
 
 /// Looks for ever.
 pub async fn follow(
@@ -114,7 +116,8 @@ impl WantedPaths {
         }
     }
 
-    /// What is looked for: before others what was `seen`, as rings may use it.
+    /// What is looked for: of each namespace before others what was `seen`, as rings may use it. Where there is no room for all, namespaces take
+    /// turns, so that those with few files keep them.
     fn paths(&self, seen: &Seen) -> BTreeSet<String> {
         let mut of_namespaces: BTreeMap<&str, BTreeSet<(bool, &String)>> = BTreeMap::new();
         for ((namespace, _), paths) in &self.0 {
@@ -131,9 +134,24 @@ impl WantedPaths {
                 );
             }
         }
-        let paths = of_namespaces.into_values();
-        let paths = paths.flat_map(|paths| paths.into_iter().take(MOST_PATHS));
-        paths.map(|(_, path)| path.clone()).collect()
+        let of_each = of_namespaces.into_values();
+        let of_each = of_each.flat_map(|paths| paths.into_iter().take(MOST_PATHS).enumerate());
+        let mut in_turns: Vec<(usize, &String)> =
+            of_each.map(|(turn, (_, path))| (turn, path)).collect();
+        // Paths of a turn stay in the order of their namespaces.
+        in_turns.sort_by_key(|(turn, _)| *turn);
+        let mut paths = BTreeSet::new();
+        for (_, path) in in_turns {
+            if paths.len() == MOST_PATHS_IN_ALL && !paths.contains(path) {
+                tracing::warn!(
+                    first = path,
+                    "more files than a machine can tell of: this one and others are not looked for"
+                );
+                break;
+            }
+            paths.insert(path.clone());
+        }
+        paths
     }
 }
 
@@ -401,6 +419,35 @@ mod tests {
             assert_eq!(paths.len(), MOST_PATHS + 1);
             assert_eq!(paths[MOST_PATHS - 1], last);
             assert_eq!(paths[MOST_PATHS], "/z/b.gguf");
+        }
+    }
+
+    #[test]
+    fn all_namespaces_name_so_many_files_at_most_and_take_turns() {
+        let mut wanted = WantedPaths::default();
+        let mut add = |namespace: &str, path: &str| {
+            let source = json!({"source": {"hostPath": {"path": path}}});
+            let mut model = model(&path.replace('/', "-"), source);
+            model.metadata.namespace = Some(namespace.to_owned());
+            wanted.seen(&model);
+        };
+        for namespace in 0..100 {
+            for number in 0..MOST_PATHS {
+                let path = format!("/n{namespace:02}/{number:02}.gguf");
+                add(&format!("n{namespace:02}"), &path);
+            }
+        }
+        add("with-one", "/z/only.gguf");
+        // It is told already.
+        add("with-one-more", "/n00/00.gguf");
+        let paths = wanted.paths(&Seen::new());
+        assert_eq!(paths.len(), MOST_PATHS_IN_ALL);
+        assert!(paths.contains("/z/only.gguf"));
+        for namespace in 0..100 {
+            let own = format!("/n{namespace:02}/");
+            let count = paths.iter().filter(|path| path.starts_with(&own)).count();
+            let expected = if namespace == 99 { 3 } else { 4 };
+            assert_eq!(count, expected, "{own}");
         }
     }
 }
