@@ -323,6 +323,11 @@ impl Parts {
             "following the memory",
             memory::follow(profile.clone(), children),
         );
+        let children = agent.children.clone();
+        self.keep(
+            "following the GPU's memory",
+            memory::follow_gpu(profile.clone(), children),
+        );
         let key = agent.key_file.clone().follow(profile.clone());
         self.keep("following the key", key);
         let threads = agent.threads;

@@ -21,7 +21,7 @@
 mod cache;
 mod cpu;
 mod disk;
-mod gpu;
+pub(crate) mod gpu;
 pub(crate) mod links;
 mod memory;
 mod others;
@@ -198,6 +198,7 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<Measured, ProfileError> {
     let system = system::read(root);
     let now = available_memory::read(root, system.os).map_err(ProfileError::Memory)?;
     let level = IsaLevel::from_environment().map_err(ProfileError::Level)?;
+    let gpu_facts = gpu::facts();
     let key = CacheKey {
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         kernels: level.name().to_owned(),
@@ -205,7 +206,9 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<Measured, ProfileError> {
         threads,
         models: disk::folder(models).to_owned(),
         memory_total_bytes: now.total,
-        gpu: gpu::describe(),
+        gpu: gpu_facts
+            .as_ref()
+            .map_or_else(String::clone, |facts| facts.name.clone()),
     };
     let Measured {
         mut status,
@@ -246,6 +249,9 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<Measured, ProfileError> {
     status.memory.total_bytes = now.total as i64;
     status.memory.available_bytes = now.available as i64;
     status.memory.swappable_bytes = now.swappable as i64;
+    if let Ok(facts) = &gpu_facts {
+        gpu::set_available(&mut status.gpus, facts, |_, _| true);
+    }
     Ok(Measured {
         status,
         others_percent,

@@ -97,7 +97,7 @@ impl Running {
             plan: start.plan,
             drain_limit: start.drain_limit,
             started: Instant::now(),
-            _counted: children.add(process.pid()),
+            _counted: children.add(process.pid(), start.launch.on_gpu),
             process,
         })
     }

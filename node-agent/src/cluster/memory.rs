@@ -1,28 +1,35 @@
 //! How much memory the machine has for rings, as it changes. What this agent's own members hold counts as available:
-//! otherwise a running ring would make its machine look smaller, and be planned again because of that.
+//! otherwise a running ring would make its machine look smaller, and be planned again because of that. What they hold of a GPU's own memory
+//! is not known, so the GPU is asked only while none of them uses it.
 //!
-//! Decides which change is worth a write to the API server: more than a twentieth of all memory.
+//! Decides which change is worth a write to the API server: more than a twentieth of all memory. Plans leave nothing of a GPU's memory free,
+//! so of that a hundredth less is told already.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use prima_crds::v1alpha1::node_profile::{MemoryProfile, NodeProfileStatus, Os};
+use prima_crds::v1alpha1::node_profile::{GpuMeasurements, MemoryProfile, NodeProfileStatus, Os};
 use tokio::sync::watch;
+use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use super::backoff::jittered;
 use super::publish_profile::memory_text;
 use crate::available_memory::{self, MemoryNow};
+use crate::profile::gpu;
 
 const INTERVAL: Duration = Duration::from_secs(60);
+/// Asking wakes a GPU that sleeps. A machine that failed because its GPU was full is left out for twice as long.
+const GPU_INTERVAL: Duration = Duration::from_secs(300);
 const WORTH_TELLING: i64 = 20;
+const LESS_WORTH_TELLING: i64 = 100;
 
-/// The processes of this agent's members. Clones share them.
+/// The processes of this agent's members, and whether they use the GPU. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct Children(Arc<Mutex<BTreeSet<u32>>>);
+pub struct Children(Arc<Mutex<BTreeMap<u32, bool>>>);
 
 /// A process that is counted until this is dropped.
 #[derive(Debug)]
@@ -32,8 +39,8 @@ pub struct Counted {
 }
 
 impl Children {
-    pub fn add(&self, pid: u32) -> Counted {
-        self.lock().insert(pid);
+    pub fn add(&self, pid: u32, on_gpu: bool) -> Counted {
+        self.lock().insert(pid, on_gpu);
         Counted {
             children: self.clone(),
             pid,
@@ -42,14 +49,18 @@ impl Children {
 
     /// Memory that only they use, and that is free again when they end. Mapped weights belong to the page cache.
     fn anonymous_bytes(&self) -> u64 {
-        let pids = self.lock().clone();
+        let pids: Vec<u32> = self.lock().keys().copied().collect();
         pids.iter()
             .filter_map(|pid| fs::read_to_string(format!("/proc/{pid}/status")).ok())
             .filter_map(|status| anonymous_bytes(&status))
             .sum()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeSet<u32>> {
+    fn use_gpu(&self) -> bool {
+        self.lock().values().any(|on_gpu| *on_gpu)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<u32, bool>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -77,6 +88,42 @@ pub async fn follow(profile: watch::Sender<NodeProfileStatus>, children: Childre
             }
         }
     }
+}
+
+/// The same for the GPU's own memory, every five minutes.
+pub async fn follow_gpu(profile: watch::Sender<NodeProfileStatus>, children: Children) {
+    loop {
+        sleep(jittered(GPU_INTERVAL)).await;
+        if children.use_gpu() || !has_own_gpu_memory(&profile.borrow()) {
+            continue;
+        }
+        // A driver may take its time. A panic has been printed.
+        let Ok(facts) = spawn_blocking(gpu::facts).await else {
+            continue;
+        };
+        match facts {
+            // A member that has begun meanwhile may hold some of it already.
+            Ok(_) if children.use_gpu() => {}
+            Ok(facts) => {
+                profile.send_if_modified(|status| {
+                    gpu::set_available(&mut status.gpus, &facts, gpu_changed_much)
+                });
+            }
+            Err(problem) => {
+                tracing::warn!(problem, "cannot look at the GPU's memory");
+            }
+        }
+    }
+}
+
+fn has_own_gpu_memory(status: &NodeProfileStatus) -> bool {
+    let mut measured = status.gpus.iter().filter_map(|gpu| gpu.measured.as_ref());
+    measured.any(|gpu| gpu.own_available_bytes().is_some())
+}
+
+fn gpu_changed_much(told: &GpuMeasurements, now: i64) -> bool {
+    let less = told.available_bytes.saturating_sub(now);
+    less > told.total_bytes / LESS_WORTH_TELLING || -less > told.total_bytes / WORTH_TELLING
 }
 
 fn now(os: Os, children: &Children) -> Result<MemoryNow, available_memory::MemoryError> {
@@ -122,6 +169,8 @@ fn anonymous_bytes(status: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use prima_crds::v1alpha1::node_profile::NodeProfile;
+
     use super::*;
 
     #[test]
@@ -159,10 +208,50 @@ mod tests {
         assert_eq!(anonymous_bytes("Name:\tkthreadd\n"), None);
 
         let children = Children::default();
-        let own = children.add(std::process::id());
+        let own = children.add(std::process::id(), false);
         let held = vec![1_u8; 32 << 20];
         assert!(children.anonymous_bytes() >= 32 << 20);
         drop((held, own));
         assert_eq!(children.anonymous_bytes(), 0);
+    }
+
+    #[test]
+    fn a_gpu_is_in_use_while_a_member_that_uses_it_runs() {
+        let children = Children::default();
+        let _without = children.add(1, false);
+        assert!(!children.use_gpu());
+        let with = children.add(2, true);
+        assert!(children.use_gpu());
+        drop(with);
+        assert!(!children.use_gpu());
+    }
+
+    #[test]
+    fn less_of_a_gpus_memory_is_told_sooner_than_more() {
+        let yaml = include_str!("../../../crds/tests/node-profile.yaml");
+        let profile = NodeProfile::from_yaml("node-profile.yaml", yaml).unwrap();
+        let mut status = profile.status.unwrap();
+        assert!(!has_own_gpu_memory(&status));
+        let measured = |unified: bool| -> GpuMeasurements {
+            serde_json::from_value(serde_json::json!({
+                "unifiedMemory": unified, "totalBytes": 1000, "availableBytes": 500, "readBytesPerSecond": 1,
+                "kvAppendBytesPerSecond": 1, "toGpuBytesPerSecond": 1, "fromGpuBytesPerSecond": 1,
+                "copyOverheadNanoseconds": 1, "layerOverheadNanoseconds": 1, "throughput": [],
+            }))
+            .unwrap()
+        };
+        for (unified, own) in [(true, false), (false, true)] {
+            status.gpus[0].measured = Some(measured(unified));
+            assert_eq!(has_own_gpu_memory(&status), own);
+        }
+        for (now, worth) in [
+            (500, false),
+            (490, false),
+            (489, true),
+            (550, false),
+            (551, true),
+        ] {
+            assert_eq!(gpu_changed_much(&measured(false), now), worth, "{now}");
+        }
     }
 }

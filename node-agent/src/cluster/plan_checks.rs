@@ -15,6 +15,8 @@ pub struct LaunchParams {
     pub listen: SocketAddr,
     /// Where rank 0 serves HTTP.
     pub http: Option<SocketAddr>,
+    /// Whether it uses the machine's GPU.
+    pub on_gpu: bool,
 }
 
 /// Why a plan cannot be honoured here.
@@ -87,7 +89,9 @@ pub fn check(
     {
         return Err(PlanRefused::OtherKey { rank });
     }
-    if let Some(wanted) = wanted_of_gpu(member) {
+    let wanted = wanted_of_gpu(member);
+    let on_gpu = wanted.is_some();
+    if let Some(wanted) = wanted {
         has_gpu().map_err(|source| PlanRefused::NoGpu {
             rank,
             wanted,
@@ -102,7 +106,12 @@ pub fn check(
     };
     match http {
         Some(http) if http == listen => Err(PlanRefused::SamePort { port: http.port() }),
-        _ => Ok(LaunchParams { rank, listen, http }),
+        _ => Ok(LaunchParams {
+            rank,
+            listen,
+            http,
+            on_gpu,
+        }),
     }
 }
 
@@ -237,8 +246,8 @@ mod tests {
     fn own_gpu_layers_take_a_gpu() {
         let mut plan = three();
         plan.members[2].windows[0].gpu_layers = 1;
-        assert!(check(&plan, "m1", OWN, KEY, no_gpu).is_ok());
+        assert!(!check(&plan, "m1", OWN, KEY, no_gpu).unwrap().on_gpu);
         plan.members[1].windows[0].gpu_layers = 1;
-        assert!(check(&plan, "m1", OWN, KEY, || Ok(())).is_ok());
+        assert!(check(&plan, "m1", OWN, KEY, || Ok(())).unwrap().on_gpu);
     }
 }

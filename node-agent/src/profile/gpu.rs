@@ -36,10 +36,29 @@ pub enum GpuError {
     Model(#[source] WriterError),
 }
 
-/// The name of the GPU that the engine can use, or why there is none.
-pub fn describe() -> String {
+/// What the GPU that the engine can use says of itself, or why there is none.
+pub fn facts() -> Result<GpuFacts, String> {
     let facts = Gpu::open().and_then(|gpu| gpu.facts());
-    facts.map_or_else(|error| prima_crds::error_chain(&error), |facts| facts.name)
+    facts.map_err(|error| prima_crds::error_chain(&error))
+}
+
+/// Notes how much memory is free of the GPU that says this, if that is worth telling. Returns whether it was.
+pub fn set_available(
+    gpus: &mut [GpuProfile],
+    facts: &GpuFacts,
+    is_worth_telling: impl Fn(&GpuMeasurements, i64) -> bool,
+) -> bool {
+    let gpu = gpus.iter_mut().find(|gpu| gpu.name == facts.name);
+    let Some(measured) = gpu.and_then(|gpu| gpu.measured.as_mut()) else {
+        return false;
+    };
+    let now = i64::try_from(facts.available_bytes).unwrap_or(i64::MAX);
+    let now = now.min(measured.total_bytes);
+    let worth = is_worth_telling(measured, now);
+    if worth {
+        measured.available_bytes = now;
+    }
+    worth
 }
 
 /// All GPUs of this machine: the engine's first, if it has one.
@@ -458,6 +477,53 @@ mod tests {
         assert_eq!(with_driver.len(), 2, "{with_driver:?}");
         assert_eq!(with_driver[0].0, "NVIDIA GeForce RTX 3070");
         assert!(with_driver[0].1.contains("no driver"), "{with_driver:?}");
+    }
+
+    #[test]
+    fn what_is_free_of_a_gpu_is_noted_where_that_gpu_was_measured() {
+        let measured: GpuMeasurements = serde_json::from_value(serde_json::json!({
+            "unifiedMemory": false, "totalBytes": 12, "availableBytes": 11, "readBytesPerSecond": 1,
+            "kvAppendBytesPerSecond": 1, "toGpuBytesPerSecond": 1, "fromGpuBytesPerSecond": 1,
+            "copyOverheadNanoseconds": 1, "layerOverheadNanoseconds": 1, "throughput": [],
+        }))
+        .unwrap();
+        let mut gpus = seen_and_measured(measured);
+        let says = |name: &str, available_bytes| GpuFacts {
+            api: GpuApi::Vulkan,
+            name: name.into(),
+            pci: None,
+            unified_memory: false,
+            total_bytes: 12,
+            available_bytes,
+        };
+        let available = |gpus: &[GpuProfile]| gpus[1].measured.as_ref().unwrap().available_bytes;
+        let always = |_: &GpuMeasurements, _: i64| true;
+        assert!(set_available(&mut gpus, &says("used", 3), always));
+        assert_eq!(available(&gpus), 3);
+        assert!(!set_available(&mut gpus, &says("used", 4), |told, now| {
+            (told.available_bytes, now) != (3, 4)
+        }));
+        for other in ["seen", "absent"] {
+            assert!(!set_available(&mut gpus, &says(other, 5), always));
+        }
+        assert_eq!(available(&gpus), 3);
+        // A driver that says more than there is.
+        assert!(set_available(&mut gpus, &says("used", u64::MAX), always));
+        assert_eq!(available(&gpus), 12);
+    }
+
+    /// One that cannot be used, and one that was measured.
+    fn seen_and_measured(measured: GpuMeasurements) -> [GpuProfile; 2] {
+        let gpu = |name: &str, unusable: Option<&str>, measured| GpuProfile {
+            name: name.into(),
+            backend: GpuBackend::Vulkan,
+            unusable: unusable.map(str::to_owned),
+            measured,
+        };
+        [
+            gpu("seen", Some("there is no driver"), None),
+            gpu("used", None, Some(measured)),
+        ]
     }
 
     /// On lavapipe, as there is no GPU where this is built: that all is measured, not how fast. Lavapipe
