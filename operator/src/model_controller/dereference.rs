@@ -134,3 +134,42 @@ pub fn is_of(plan: &RingPlan, model: &Model) -> bool {
     let mut owners = plan.owner_references().iter();
     owners.any(|owner| Some(&owner.uid) == uid.as_ref())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model_controller::test_world::{context, no_api_server, saying, serving};
+
+    #[tokio::test]
+    async fn another_operators_word_counts_until_the_first_decision() {
+        let plan = serving("m", 9400);
+        let generation = plan.spec.generation;
+        let is_silent = |model: Arc<Model>, context: &Context| {
+            let awaited = Resolution::Awaited(String::new());
+            let world = World::new(&model, awaited, context, KnownApiKeys::NotAsked);
+            world.unready(&plan).is_some()
+        };
+        let begun = || context(no_api_server(), &plan);
+        for (status, reason, generation, counts) in [
+            ("False", "NotReached", generation, true),
+            ("False", "MachineOut", generation, true),
+            // Other reasons, or another plan, say nothing of this ring.
+            ("True", "Ready", generation, false),
+            ("False", "Loading", generation, false),
+            ("False", "NotReached", generation + 1, false),
+        ] {
+            let model = saying(status, reason, generation);
+            assert_eq!(
+                is_silent(model, &begun()),
+                counts,
+                "{status} {reason} {generation}"
+            );
+        }
+        // Then the status is this operator's own word.
+        let decided = begun();
+        let standings = &decided.standings;
+        standings.passed("m", Standing::NoClaim, Instant::now());
+        let model = saying("False", "NotReached", generation);
+        assert!(!is_silent(model, &decided));
+    }
+}

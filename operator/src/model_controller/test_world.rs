@@ -1,20 +1,29 @@
-//! Machines, Models and plans for tests: small ones that fit, to be changed field by field.
+//! Machines, Models and plans for tests: small ones that fit, to be changed field by field; and an operator that knows them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kube::Client;
+use kube::runtime::events::{Recorder, Reporter};
+use kube::runtime::reflector;
 use prima_crds::v1alpha1::model::{Model, ResolvedFile, ResolvedModel};
 use prima_crds::v1alpha1::model_profile::ModelProfileSpec;
 use prima_crds::v1alpha1::node_profile::{GpuProfile, LocalModel, NodeProfile};
 use prima_crds::v1alpha1::ring_plan::{FileVersion, RingPlan};
+use prima_kubernetes::HubTokens;
+use prima_weights::{Hub, PUBLIC_HUB, Reach};
 use serde_json::json;
+use tokio::sync::mpsc;
 
 use super::api_keys::KnownApiKeys;
 use super::decide::skeleton;
 use super::dereference::World;
-use super::resolve::Resolution;
-use crate::cluster::world::{AgentState, Machine};
+use super::planner::Planner;
+use super::resolve::{HeaderReader, RETRY, Resolution};
+use super::{Context, OURS, Question, Reached};
+use crate::cluster::metrics::Metrics;
+use crate::cluster::world::{AgentState, Machine, Stores};
 
 pub const GIB: i64 = 1 << 30;
 
@@ -85,6 +94,36 @@ pub fn ring(windows: &[(i32, i32)], memory_bytes: i64, gpu_memory_bytes: i64) ->
     let mut spec = skeleton(&model, &resolved);
     spec.members = vec![serde_json::from_value(member).unwrap()];
     Arc::new(RingPlan::new("m-1", spec))
+}
+
+/// The only plan of a Model of this name and uid. Its rank 0 says that it is ready, and serves HTTP at this port of this machine.
+pub fn serving(model: &str, port: u16) -> Arc<RingPlan> {
+    let mut plan = RingPlan::clone(&ring(&[(0, 4)], 0, 0));
+    let owner =
+        json!({"apiVersion": "prima.dev/v1alpha1", "kind": "Model", "name": model, "uid": model});
+    let metadata = json!({
+        "name": format!("{model}-1"), "namespace": "home", "uid": format!("plan-{model}"), "ownerReferences": [owner],
+    });
+    plan.metadata = serde_json::from_value(metadata).unwrap();
+    plan.spec.members[0].address = "127.0.0.1:9200".to_owned();
+    plan.spec.http_port = Some(port.into());
+    let status = json!({"members": [{"name": "desk", "state": "Ready"}]});
+    plan.status = Some(serde_json::from_value(status).unwrap());
+    Arc::new(plan)
+}
+
+/// The Model `m` of that uid, which says this of whether it is ready, by the ring of this generation.
+pub fn saying(status: &str, reason: &str, generation: i64) -> Arc<Model> {
+    let (mut model, _) = model();
+    model.metadata.namespace = Some("home".to_owned());
+    model.metadata.uid = Some("m".to_owned());
+    let ready = json!({
+        "type": "Ready", "status": status, "reason": reason, "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    });
+    let status = json!({"conditions": [ready], "planGeneration": generation});
+    model.status = Some(serde_json::from_value(status).unwrap());
+    Arc::new(model)
 }
 
 /// A machine known for long: measured, with the file, memory for the whole model, and a link to each other machine.
@@ -166,5 +205,49 @@ pub fn world(machines: &[Machine], plans: &[Arc<RingPlan>]) -> World {
         quotas: Vec::new(),
         api_keys: KnownApiKeys::NotAsked,
         unready: Arc::default(),
+    }
+}
+
+/// A client of an API server that is not there.
+pub fn no_api_server() -> Client {
+    client("http://127.0.0.1:9")
+}
+
+fn client(api_server: &str) -> Client {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let mut config = kube::Config::new(api_server.parse().unwrap());
+    config.root_cert = Some(Vec::new());
+    Client::try_from(config).unwrap()
+}
+
+/// Of an operator that has just begun, and knows this plan.
+pub fn context(client: Client, plan: &Arc<RingPlan>) -> Context {
+    let (stores, _) = Stores::watch(&no_api_server(), "prima", OURS);
+    stores.add_plan(plan.clone());
+    let (models, _) = reflector::store();
+    let hub = Hub::new(PUBLIC_HUB, None).unwrap();
+    let files = prima_weights::Client::new(RETRY, Reach::anywhere()).unwrap();
+    let (headers, _) = HeaderReader::new(HubTokens::new(client.clone(), hub), files);
+    let metrics = Arc::new(Metrics::new());
+    let (planner, _) = Planner::new(Question::answer, metrics.clone());
+    let (look_again, _) = mpsc::unbounded_channel();
+    let reporter = Reporter {
+        controller: "test".to_owned(),
+        instance: None,
+    };
+    Context {
+        recorder: Recorder::new(client.clone(), reporter),
+        client,
+        stores,
+        models,
+        metrics,
+        cluster_domain: "cluster.local".to_owned(),
+        headers,
+        states: Default::default(),
+        planner,
+        reached: Reached::default(),
+        standings: Default::default(),
+        look_again,
+        deciding: Default::default(),
     }
 }

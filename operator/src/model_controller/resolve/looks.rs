@@ -301,6 +301,7 @@ mod tests {
     use tokio::io::AsyncReadExt;
 
     use super::*;
+    use crate::model_controller::test_world::no_api_server;
 
     fn named(url: &str) -> ModelSource {
         serde_json::from_value(json!({"url": {"url": url}})).unwrap()
@@ -317,11 +318,7 @@ mod tests {
         let client = Client::new(RETRY, reach).unwrap();
         // No API server: what these tests name is not on the hub.
         let hub = Hub::new(PUBLIC_HUB, None).unwrap();
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let mut config = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
-        config.root_cert = Some(Vec::new());
-        let api_server = kube::Client::try_from(config).unwrap();
-        HeaderReader::new(HubTokens::new(api_server, hub), client)
+        HeaderReader::new(HubTokens::new(no_api_server(), hub), client)
     }
 
     #[tokio::test]
