@@ -4,7 +4,8 @@
 //!
 //! That a ring does not answer counts only if it did here in the last minute, or if another operator found it silent just before. Where the
 //! operator cannot reach a ring, what its agent says counts alone: clients may reach it. An instance that waits to lead asks, too: if the leader's
-//! machine goes, and a ring's rank 0 with it, it knows already that this ring answered.
+//! machine goes, and a ring's rank 0 with it, it knows already that this ring answered. And a ring that has loaded is asked before it is ready, so
+//! that it has answered by then.
 //!
 //! Each ring is asked on its own, twice a second, so that one that is silent does not keep others waiting.
 
@@ -47,7 +48,7 @@ pub type Unready = BTreeMap<String, NotReady>;
 /// Of one ring. Of one whose rank 0 does not say that it is ready, nothing is known here.
 pub fn of<'a>(unready: &'a Unready, plan: &RingPlan) -> Option<&'a NotReady> {
     let known = unready.get(plan.metadata.uid.as_ref()?);
-    known.filter(|_| says_ready(plan))
+    known.filter(|_| rank0_has_come_to(plan, MemberState::Ready))
 }
 
 /// Which rings are not ready, and what is known of each, by the uids of plans.
@@ -62,12 +63,17 @@ impl Reached {
         lock(&self.unready).clone()
     }
 
-    /// Which of `rings` are to be asked now, those first that were not asked for longest. What is known of a ring that is not in `rings` is
-    /// forgotten.
-    fn due(&self, rings: Vec<Ring>, now: Instant) -> Vec<Ring> {
+    /// Which of `rings` are to be asked now, those first that were not asked for longest. `plans`: the uids of all that there are. A ring that has
+    /// none is forgotten. Of one that is not in `rings`, as after a member has died, it is known when it answered last: if it is silent when it comes
+    /// back, that counts.
+    fn due(&self, rings: Vec<Ring>, plans: &HashSet<String>, now: Instant) -> Vec<Ring> {
         let uids: HashSet<&str> = rings.iter().map(|ring| &*ring.uid).collect();
         let mut asked = lock(&self.asked);
-        asked.retain(|uid, _| uids.contains(&**uid));
+        asked.retain(|uid, _| plans.contains(uid));
+        for (_, away) in asked.iter_mut().filter(|(uid, _)| !uids.contains(&***uid)) {
+            away.is_witness = false;
+            away.answers_since = None;
+        }
         let mut unready = lock(&self.unready);
         if unready.keys().any(|uid| !uids.contains(&**uid)) {
             Arc::make_mut(&mut unready).retain(|uid, _| uids.contains(&**uid));
@@ -95,7 +101,7 @@ impl Reached {
             return;
         }
         known.answered = Some(now);
-        known.found_silent = true;
+        known.is_witness = false;
         let mut unready = lock(&self.unready);
         let why = "another operator did not reach it".to_owned();
         Arc::make_mut(&mut unready).insert(uid, NotReady::NotReached(why));
@@ -162,8 +168,9 @@ struct Asked {
     answered: Option<Instant>,
     /// Since when it had answered without a gap, when it last did.
     answers_since: Option<Instant>,
-    /// It was judged, here or by another operator, and has not answered since. So it is no sign of whether this machine is cut off.
-    found_silent: bool,
+    /// Whether its silence is a sign that this machine is cut off. Not if it was judged, here or by another operator, or was not asked for a while,
+    /// and has not answered since.
+    is_witness: bool,
 }
 
 /// What an answer, or none, tells of a ring.
@@ -183,7 +190,7 @@ impl Asked {
             at,
             answered: None,
             answers_since: None,
-            found_silent: false,
+            is_witness: true,
         }
     }
 
@@ -208,7 +215,7 @@ impl Asked {
             }
             Health::NoAnswer(_) if is_cut_off => return Known::AsBefore,
             Health::NoAnswer(why) => {
-                self.found_silent = true;
+                self.is_witness = false;
                 return Known::NotReady(NotReady::NotReached(why));
             }
             Health::NotReady { why, .. } => Known::NotReady(NotReady::Said(why)),
@@ -218,7 +225,7 @@ impl Asked {
             self.answers_since = Some(now);
         }
         self.answered = Some(now);
-        self.found_silent = false;
+        self.is_witness = true;
         known
     }
 }
@@ -228,7 +235,7 @@ impl Asked {
 /// operator never takes itself for cut off.)
 fn is_cut_off(ring: &Ring, begun: Instant, asked: &HashMap<String, Asked>, now: Instant) -> bool {
     let others = asked.iter().filter(|(uid, other)| {
-        **uid != ring.uid && !other.found_silent && other.answered_within(WITNESS_FOR, now)
+        **uid != ring.uid && other.is_witness && other.answered_within(WITNESS_FOR, now)
     });
     // What came before the second question is no sign: the link may have gone since.
     let second = begun + AGAIN;
@@ -254,9 +261,11 @@ pub async fn keep(
     loop {
         tokio::select! {
             _ = looks.tick() => {
-                let rings = stores.plans().iter().filter_map(Ring::of).collect();
+                let plans = stores.plans();
+                let rings = plans.iter().filter_map(Ring::of).collect();
+                let plans = plans.iter().filter_map(|plan| plan.uid()).collect();
                 let begun = Instant::now();
-                for ring in reached.due(rings, begun) {
+                for ring in reached.due(rings, &plans, begun) {
                     if asking.len() < CONCURRENCY && being_asked.insert(ring.uid.clone()) {
                         asking.push(async move { (begun, ring.health().await, ring) });
                     }
@@ -281,10 +290,11 @@ pub async fn answers_now(plan: &RingPlan) -> bool {
     }
 }
 
-fn says_ready(plan: &RingPlan) -> bool {
+/// Whether rank 0 says that it has come as far as this.
+fn rank0_has_come_to(plan: &RingPlan, least: MemberState) -> bool {
     let rank0 = plan.spec.members.first();
     let rank0 = rank0.and_then(|rank0| member_status(plan, rank0));
-    rank0.is_some_and(|rank0| rank0.state == MemberState::Ready)
+    rank0.is_some_and(|rank0| rank0.state >= least)
 }
 
 /// Where rank 0 is asked.
@@ -294,7 +304,7 @@ fn http(plan: &RingPlan) -> Option<SocketAddr> {
     Some(SocketAddr::new(host, port))
 }
 
-/// A ring whose rank 0 says that it is ready.
+/// A ring whose rank 0 says that it has loaded, and so listens.
 struct Ring {
     uid: String,
     model: ObjectRef<Model>,
@@ -305,7 +315,7 @@ impl Ring {
     fn of(plan: &Arc<RingPlan>) -> Option<Self> {
         let http = http(plan)?;
         let model = &plan.owner_references().first()?.name;
-        says_ready(plan).then_some(Self {
+        rank0_has_come_to(plan, MemberState::Loaded).then_some(Self {
             uid: plan.uid()?,
             model: ObjectRef::new(model).within(&plan.namespace()?),
             http,

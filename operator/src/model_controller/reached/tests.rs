@@ -87,7 +87,8 @@ fn rings_that_are_no_more_are_forgotten() {
     reached.note(&a, ready(), at(1), at(1));
     reached.note(&a, no_answer(), at(2), at(4));
     let due = |rings: Vec<Ring>| {
-        let due = reached.due(rings, at(5));
+        let plans = rings.iter().map(|ring| ring.uid.clone()).collect();
+        let due = reached.due(rings, &plans, at(5));
         due.into_iter().map(|ring| ring.uid).collect::<Vec<_>>()
     };
     assert_eq!(due(rings().into()), ["new", "b", "a"]);
@@ -96,6 +97,41 @@ fn rings_that_are_no_more_are_forgotten() {
     assert!(reached.unready().is_empty());
     // It is asked as a new one.
     assert!(!reached.note(&a, no_answer(), at(6), at(8)));
+}
+
+#[test]
+fn who_was_not_asked_for_a_while_is_judged_as_before() {
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let reached = Reached::default();
+    let (a, b) = (at_host("a", "10.0.0.1"), at_host("b", "10.0.0.2"));
+    let plans = ["a", "b"].map(str::to_owned).into();
+    reached.note(&a, ready(), at(0), at(0));
+    reached.note(&b, ready(), at(0), at(0));
+    // Both have lost a member, and one has another by now.
+    assert!(reached.due(Vec::new(), &plans, at(1)).is_empty());
+    let back = vec![at_host("a", "10.0.0.1")];
+    assert_eq!(reached.due(back, &plans, at(3)).len(), 1);
+    // The other one, which nobody asks, is no sign that the operator is cut off.
+    assert!(reached.note(&a, no_answer(), at(3), at(5)));
+    assert!(reached.unready().contains_key("a"));
+    // Until it answers again.
+    reached.note(&a, ready(), at(6), at(6));
+    reached.note(&b, ready(), at(6), at(6));
+    assert!(!reached.note(&a, no_answer(), at(7), at(9)));
+}
+
+#[test]
+fn a_ring_is_asked_before_it_is_ready() {
+    let asked = |state: &str| {
+        let mut plan = RingPlan::clone(&serving("m", 9400));
+        let status = json!({"members": [{"name": "desk", "state": state}]});
+        plan.status = Some(serde_json::from_value(status).unwrap());
+        Ring::of(&Arc::new(plan)).is_some()
+    };
+    // While it loads, it may not listen yet.
+    assert!(!asked("Loading") && !asked("Failed"));
+    assert!(asked("Loaded") && asked("Ready"));
 }
 
 /// A ring whose rank 0 is on this host.
