@@ -31,7 +31,7 @@ use kube::runtime::events::{EventType, Recorder};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Client, Resource, ResourceExt};
 use prima_crds::error_chain;
-use prima_crds::v1alpha1::model::Model;
+use prima_crds::v1alpha1::model::{Model, ModelStatus};
 use tokio::sync::mpsc;
 
 use crate::cluster::metrics::Metrics;
@@ -79,6 +79,8 @@ struct ReconcileState {
     /// A search that has no answer yet.
     search: Option<Search>,
     written: apply::Written,
+    /// The status that was written last.
+    said: Option<ModelStatus>,
 }
 
 /// By the Model's uid.

@@ -1,9 +1,12 @@
 //! Machines, Models and plans for tests: small ones that fit, to be changed field by field; and an operator that knows them.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::future;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use axum::Router;
+use axum::http::{Method, StatusCode, Uri};
 use kube::Client;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::reflector;
@@ -13,7 +16,8 @@ use prima_crds::v1alpha1::node_profile::{GpuProfile, LocalModel, NodeProfile};
 use prima_crds::v1alpha1::ring_plan::{FileVersion, RingPlan};
 use prima_kubernetes::HubTokens;
 use prima_weights::{Hub, PUBLIC_HUB, Reach};
-use serde_json::json;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use super::api_keys::KnownApiKeys;
@@ -206,6 +210,44 @@ pub fn world(machines: &[Machine], plans: &[Arc<RingPlan>]) -> World {
         api_keys: KnownApiKeys::NotAsked,
         unready: Arc::default(),
     }
+}
+
+/// What is written to an API server: what for, as `PATCH /apis/...`, and the body.
+pub type Writes = Arc<Mutex<Vec<(String, Value)>>>;
+
+/// A client of an API server that has nothing, takes all that is written, and cannot read Secrets.
+pub async fn api_server() -> (Client, Writes) {
+    let writes = Writes::default();
+    let written = writes.clone();
+    let answer = move |method: Method, uri: Uri, body: String| {
+        let path = uri.path();
+        let answer = match method {
+            Method::GET if path.contains("/secrets/") => {
+                (StatusCode::INTERNAL_SERVER_ERROR, String::new())
+            }
+            Method::GET => (StatusCode::NOT_FOUND, String::new()),
+            method => {
+                let mut object: Value = serde_json::from_str(&body).unwrap();
+                let write = (format!("{method} {path}"), object.clone());
+                written.lock().unwrap().push(write);
+                match method {
+                    Method::DELETE => object = json!({"kind": "Status", "status": "Success"}),
+                    // Of a status that is written, all of the object comes back.
+                    _ if path.contains("/models/") => {
+                        object["spec"] = serde_json::to_value(model().0.spec).unwrap();
+                    }
+                    _ => {}
+                }
+                (StatusCode::OK, object.to_string())
+            }
+        };
+        future::ready(answer)
+    };
+    let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = server.local_addr().unwrap();
+    let app = Router::new().fallback(answer);
+    tokio::spawn(async move { axum::serve(server, app).await });
+    (client(&format!("http://{address}")), writes)
 }
 
 /// A client of an API server that is not there.

@@ -21,32 +21,17 @@ pub async fn update_status(
     decision: &Decision,
     ring: &Ring,
     context: &Context,
-    state: &ReconcileState,
+    state: &mut ReconcileState,
 ) -> Result<(), ControllerError> {
     let model = &*world.model;
     let before = model.status.clone().unwrap_or_default();
     let status = status(world, decision, ring, context, &state.decided);
-    if status == before {
+    // A watch that lags behind still shows what was so before.
+    let said = state.said.as_ref().is_none_or(|said| *said == status);
+    if said && status == before {
         return Ok(());
     }
-    let (namespace, name) = (model.namespace().unwrap_or_default(), model.name_any());
-    let patch = json!({
-        "apiVersion": Model::api_version(&()),
-        "kind": Model::kind(&()),
-        "metadata": {"name": name},
-        "status": status,
-    });
-    Api::<Model>::namespaced(context.client.clone(), &namespace)
-        .patch_status(
-            &name,
-            &PatchParams::apply(MANAGER).force(),
-            &Patch::Apply(&patch),
-        )
-        .await
-        .map_err(|source| ControllerError::Write {
-            what: format!("the status of Model {namespace}/{name}"),
-            source: Box::new(source),
-        })?;
+    write(model, &status, context, &mut state.said).await?;
     for (kind, good) in [
         ("Resolved", true),
         ("Planned", true),
@@ -83,6 +68,37 @@ pub async fn update_status(
             event(model, &context.recorder, type_, &is.reason, &is.message).await;
         }
     }
+    Ok(())
+}
+
+/// Writes all of a Model's status. `said`: what was written last.
+async fn write(
+    model: &Model,
+    status: &ModelStatus,
+    context: &Context,
+    said: &mut Option<ModelStatus>,
+) -> Result<(), ControllerError> {
+    let (namespace, name) = (model.namespace().unwrap_or_default(), model.name_any());
+    let patch = json!({
+        "apiVersion": Model::api_version(&()),
+        "kind": Model::kind(&()),
+        "metadata": {"name": name},
+        "status": status,
+    });
+    // If this fails, it may have been written all the same, and nothing is the same as this.
+    *said = Some(ModelStatus::default());
+    Api::<Model>::namespaced(context.client.clone(), &namespace)
+        .patch_status(
+            &name,
+            &PatchParams::apply(MANAGER).force(),
+            &Patch::Apply(&patch),
+        )
+        .await
+        .map_err(|source| ControllerError::Write {
+            what: format!("the status of Model {namespace}/{name}"),
+            source: Box::new(source),
+        })?;
+    *said = Some(status.clone());
     Ok(())
 }
 
@@ -202,7 +218,59 @@ fn number(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::model_controller::decide::DecisionKind;
+    use crate::model_controller::test_world::{self, api_server, serving};
+
+    #[tokio::test]
+    async fn what_was_said_last_counts_though_no_watch_shows_it() {
+        let (client, writes) = api_server().await;
+        let plan = serving("m", 9400);
+        let context = test_world::context(client, &plan);
+        let mut world = test_world::world(&[], std::slice::from_ref(&plan));
+        let model = Arc::get_mut(&mut world.model).unwrap();
+        model.metadata.namespace = Some("home".to_owned());
+        let decision = Decision {
+            kind: DecisionKind::Keep(plan.clone()),
+            out: Vec::new(),
+            awaited: Vec::new(),
+            fails: false,
+        };
+        let not_ready = Ring {
+            newest: Some(plan.clone()),
+            serving: None,
+        };
+        let ready = Ring {
+            newest: Some(plan.clone()),
+            serving: Some(plan),
+        };
+        let mut state = ReconcileState::default();
+        for (ring, status) in [
+            (&not_ready, "False"),
+            (&ready, "True"),
+            (&not_ready, "False"),
+            (&not_ready, "False"),
+        ] {
+            let said = update_status(&world, &decision, ring, &context, &mut state).await;
+            said.unwrap();
+            let said = state.said.clone().unwrap();
+            assert_eq!(find(&said.conditions, "Ready").unwrap().status, status);
+            // This is all that the watch shows.
+            let model = Arc::get_mut(&mut world.model).unwrap();
+            model.status.get_or_insert(said);
+        }
+        let writes = writes.lock().unwrap();
+        let statuses = writes.iter().filter(|(to, _)| to.ends_with("/m/status"));
+        let said = statuses.map(|(_, body)| {
+            let conditions = body["status"]["conditions"].as_array().unwrap();
+            let mut ready = conditions.iter().filter(|one| one["type"] == "Ready");
+            ready.next().unwrap()["status"].clone()
+        });
+        // And what was said already is not written again.
+        assert_eq!(said.collect::<Vec<_>>(), ["False", "True", "False"]);
+    }
 
     #[test]
     fn an_endpoint_names_a_port_other_than_80() {
