@@ -79,6 +79,7 @@ struct ReconcileState {
     /// A search that has no answer yet.
     search: Option<Search>,
     written: apply::Written,
+    led: apply::Led,
     /// The status that was written last.
     said: Option<ModelStatus>,
 }
@@ -189,6 +190,7 @@ async fn steps(
     context: &Context,
     state: &mut ReconcileState,
 ) -> Result<Action, ControllerError> {
+    let model = &withdraw::at_once(model, context, state).await;
     let (api_keys, mut unread) = match api_keys::read(model, &context.client).await {
         Ok(api_keys) => (api_keys, None),
         Err(error) => (KnownApiKeys::NotAsked, Some(error)),
@@ -196,7 +198,7 @@ async fn steps(
     let resolution = resolve::resolve(model, context, &mut state.looks);
     let until = Instant::now() + PATIENCE;
     let mut patient = true;
-    let (world, decision, standing, ring) = loop {
+    let (world, decision, standing, ring, look_after) = loop {
         let alone = context.deciding.lock().await;
         let world = World::new(model, resolution.clone(), context, api_keys.clone());
         let (decision, decided) = decide::decide(&world, &state.decided, Instant::now());
@@ -224,9 +226,10 @@ async fn steps(
                 }
             }
             _ => {
-                let written = &mut state.written;
-                let ring = apply::apply(&world, &decision, context, written, alone).await?;
-                break (world, decision, standing, ring);
+                let (written, led) = (&mut state.written, &mut state.led);
+                let applied = apply::apply(&world, &decision, context, written, led, alone);
+                let (ring, look_after) = applied.await?;
+                break (world, decision, standing, ring, look_after);
             }
         }
     };
@@ -238,16 +241,15 @@ async fn steps(
     }
     // Nobody tells of a Secret that comes.
     let lacks_keys = matches!(world.api_keys, KnownApiKeys::Missing(_)) && !model.spec.suspend;
-    Ok(Action::requeue(
-        match (
-            decision.awaits() || world.resolution.awaits() || lacks_keys,
-            &ring.serving,
-        ) {
-            (true, _) => AWAITING,
-            (false, None) if !model.spec.suspend => UNSERVED,
-            (false, _) => SAFETY,
-        },
-    ))
+    let next = match (
+        decision.awaits() || world.resolution.awaits() || lacks_keys,
+        &ring.serving,
+    ) {
+        (true, _) => AWAITING,
+        (false, None) if !model.spec.suspend => UNSERVED,
+        (false, _) => SAFETY,
+    };
+    Ok(Action::requeue(next.min(look_after.unwrap_or(next))))
 }
 
 /// When a Model that failed is tried again.
@@ -260,4 +262,36 @@ pub fn after_failure(model: Arc<Model>, error: &ControllerError, context: Arc<Co
     let error = error_chain(error);
     tracing::warn!(model = %model.name_any(), error, "could not reconcile");
     Action::requeue(delay.min(LONGEST_RETRY))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::model_controller::conditions::is_not_ready;
+    use crate::model_controller::test_world::{api_server, context, saying, serving};
+
+    #[tokio::test]
+    async fn ready_is_taken_back_before_what_may_fail() {
+        let (client, writes) = api_server().await;
+        let plan = serving("m", 9400);
+        // It knows no machine, so the ring's is gone.
+        let context = context(client, &plan);
+        let mut model = saying("True", "Ready", plan.spec.generation);
+        let keys = json!({"name": "keys"});
+        Arc::get_mut(&mut model).unwrap().spec.api_key_secret_ref =
+            Some(serde_json::from_value(keys).unwrap());
+        let mut state = ReconcileState::default();
+        // The watch may show later what was written.
+        for _ in 0..2 {
+            let failed = steps(&model, "m", &context, &mut state).await;
+            assert!(matches!(failed, Err(ControllerError::Secret { .. })));
+            let said = state.said.as_ref().unwrap();
+            assert!(is_not_ready(said), "{said:?}");
+            let writes = writes.lock().unwrap();
+            let statuses = writes.iter().filter(|(to, _)| to.ends_with("/m/status"));
+            assert_eq!(statuses.count(), 1);
+        }
+    }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
@@ -53,14 +53,32 @@ pub struct Ring {
 /// What was written last for each object: its content's hash, and the version that it then had.
 pub type Written = BTreeMap<String, (u64, Option<String>)>;
 
+/// To which generation the Service leads, or that it leads nowhere, and since when.
+#[derive(Default)]
+pub struct Led(Option<(Option<i64>, Instant)>);
+
+impl Led {
+    /// It leads there now. For how long clients may still come to where it led before.
+    fn moving(&mut self, to: Option<i64>, now: Instant) -> Duration {
+        let since = match self.0 {
+            Some((known, since)) if known == to => since,
+            _ => now,
+        };
+        self.0 = Some((to, since));
+        MOVING.saturating_sub(now.duration_since(since))
+    }
+}
+
 /// `deciding`: held until the next plan is written, if there is one. What follows takes nothing from other Models, which need not wait for it.
+/// Also returns when to look again, if there are rings that are to end and to which clients may still come.
 pub async fn apply(
     world: &World,
     decision: &Decision,
     context: &Context,
     written: &mut Written,
+    led: &mut Led,
     deciding: MutexGuard<'_, ()>,
-) -> Result<Ring, ControllerError> {
+) -> Result<(Ring, Option<Duration>), ControllerError> {
     let mut deciding = Some(deciding);
     let model = &*world.model;
     let writer = Writer::new(model, context)?;
@@ -100,7 +118,11 @@ pub async fn apply(
         .cloned();
     let newest = plans.last().cloned();
     writer.endpoint(serving.as_deref(), written).await?;
-    // Only after clients are sent elsewhere. An older ring stays while it answers, or may soon answer again.
+    let leads_to = serving.as_ref().map(|plan| plan.spec.generation);
+    let moving = led.moving(leads_to, Instant::now());
+    let mut look_after = None;
+    // An older ring stays while it answers, or may soon answer again; and while clients may come to it. That is not waited for here: the status is
+    // written after this.
     if let Some(newest) = newest.as_ref().map(|plan| plan.spec.generation) {
         let spare = match &serving {
             Some(serving) => Some(serving.spec.generation),
@@ -114,8 +136,11 @@ pub async fn apply(
             let generation = plan.spec.generation;
             generation < newest && Some(generation) != spare
         };
-        clients_move(plans.iter().filter(|plan| gone(plan)), world).await;
-        writer.delete(&mut plans, gone).await?;
+        let is_left =
+            |plan: &RingPlan| moving.is_zero() || !answers(plan, &world.machines, &world.unready);
+        let ends = |plan: &RingPlan| gone(plan) && is_left(plan);
+        writer.delete(&mut plans, ends).await?;
+        look_after = plans.iter().any(|plan| gone(plan)).then_some(moving);
     }
     // Nobody ends for a plan that the API server does not take. If so, this fails, and what was decided counts for nothing.
     if let DecisionKind::NoPlace {
@@ -125,14 +150,16 @@ pub async fn apply(
     {
         writer.try_out(writer.plan(ring, &world.api_keys)).await?;
     }
-    Ok(Ring { newest, serving })
+    Ok((Ring { newest, serving }, look_after))
 }
 
-/// Gives clients the time to go elsewhere, if one of these rings may have some.
-async fn clients_move(mut ending: impl Iterator<Item = &Arc<RingPlan>>, world: &World) {
-    if ending.any(|plan| answers(plan, &world.machines, &world.unready)) {
-        sleep(MOVING).await;
-    }
+/// Has the Model's Service lead nowhere.
+pub async fn lead_nowhere(
+    model: &Model,
+    context: &Context,
+    written: &mut Written,
+) -> Result<(), ControllerError> {
+    Writer::new(model, context)?.endpoint(None, written).await
 }
 
 /// Whether a token went round this ring, and all its machines are still there and have the addresses that the ring uses. The state alone
@@ -284,7 +311,11 @@ impl<'a> Writer<'a> {
             if let Err(error) = self.endpoint(None, written).await {
                 tracing::warn!(problem = error_chain(&error), "clients are not sent away");
             }
-            clients_move(plans.iter(), world).await;
+            // Some may still come.
+            let mut plans = plans.iter();
+            if plans.any(|plan| answers(plan, &world.machines, &world.unready)) {
+                sleep(MOVING).await;
+            }
         }
         self.delete(plans, |_| true).await
     }
@@ -469,7 +500,65 @@ mod tests {
 
     use super::*;
     use crate::cluster::world::AgentState;
-    use crate::model_controller::test_world::{machine, ring};
+    use crate::model_controller::test_world::{self, api_server, context, machine, ring, serving};
+
+    #[test]
+    fn clients_have_a_moment_to_go_where_the_service_leads() {
+        let (start, none) = (Instant::now(), Duration::ZERO);
+        let mut led = Led::default();
+        assert_eq!(led.moving(Some(1), start), MOVING);
+        assert_eq!(led.moving(Some(1), start + MOVING / 2), MOVING / 2);
+        assert_eq!(led.moving(Some(1), start + 2 * MOVING), none);
+        assert_eq!(led.moving(None, start + 2 * MOVING), MOVING);
+        assert_eq!(led.moving(None, start + 3 * MOVING), none);
+    }
+
+    #[tokio::test]
+    async fn no_look_waits_until_clients_have_left_an_old_ring() {
+        let (client, writes) = api_server().await;
+        let plans = [1, 2].map(|generation| {
+            let mut plan = RingPlan::clone(&serving("m", 9400));
+            plan.metadata.name = Some(format!("m-{generation}"));
+            plan.spec.generation = generation;
+            plan.spec.members[0].address = "10.0.0.1:9200".to_owned();
+            Arc::new(plan)
+        });
+        let context = context(client, &plans[1]);
+        let mut world = test_world::world(&[machine("desk")], &plans);
+        let model = Arc::get_mut(&mut world.model).unwrap();
+        model.metadata.namespace = Some("home".to_owned());
+        let decision = Decision {
+            kind: DecisionKind::Keep(plans[1].clone()),
+            out: Vec::new(),
+            awaited: Vec::new(),
+            fails: false,
+        };
+        let (mut written, mut led) = (Written::new(), Led::default());
+        let long_ago = Instant::now().checked_sub(MOVING).unwrap();
+        for (since, look_after) in [(None, Some(MOVING)), (Some((Some(2), long_ago)), None)] {
+            led.0 = since;
+            let deciding = context.deciding.lock().await;
+            let applied = apply(
+                &world,
+                &decision,
+                &context,
+                &mut written,
+                &mut led,
+                deciding,
+            );
+            let (ring, after) = applied.await.unwrap();
+            assert_eq!(ring.serving.unwrap().spec.generation, 2);
+            assert_eq!(after, look_after);
+            let writes = writes.lock().unwrap();
+            let ended = writes.iter().filter(|(what, _)| what.starts_with("DELETE"));
+            let ended: Vec<_> = ended.map(|(what, _)| what.ends_with("/m-1")).collect();
+            let expected: &[bool] = match look_after {
+                Some(_) => &[],
+                None => &[true],
+            };
+            assert_eq!(ended, expected);
+        }
+    }
 
     #[test]
     fn members_that_run_their_layers_and_are_there_count() {

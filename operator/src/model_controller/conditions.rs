@@ -5,7 +5,7 @@ mod tests;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use prima_crds::quantity::rounded;
-use prima_crds::v1alpha1::model::Model;
+use prima_crds::v1alpha1::model::{Model, ModelStatus};
 use prima_crds::v1alpha1::model_profile::ModelProfileSpec;
 use prima_crds::v1alpha1::model_source::ModelSource;
 use prima_crds::v1alpha1::ring_plan::{MemberState, MemberStatus, RingMember, RingPlan};
@@ -58,19 +58,20 @@ pub struct Withdrawn {
 }
 
 impl Withdrawn {
-    /// `plan`: the ring's. `gone`: machines of the ring. `None`: the Model does not say that it is ready.
+    /// `plan`: the ring's, if it has not ended. `gone`: machines of the ring. `None`: the Model does not say that it is ready.
     pub fn of(
         model: &Model,
-        plan: &RingPlan,
+        plan: Option<&RingPlan>,
         gone: &[&str],
         unready: Option<&NotReady>,
     ) -> Option<Self> {
         let mut conditions = model.status.as_ref()?.conditions.clone();
         let ready = conditions.iter_mut().find(|one| one.type_ == READY);
         let ready = ready.filter(|ready| ready.status == "True")?;
-        let (reason, message) = match gone {
-            [] => Members::of(plan).why_not_ready(unready),
-            gone => {
+        let (reason, message) = match (plan, gone) {
+            (None, _) => ("Planning", "its ring has ended".to_owned()),
+            (Some(plan), []) => Members::of(plan).why_not_ready(unready),
+            (Some(_), gone) => {
                 let gone = gone.join(", ");
                 let message = format!("gone, or reached elsewhere now: {gone}");
                 (MACHINE_OUT, message)
@@ -84,7 +85,7 @@ impl Withdrawn {
         };
         *ready = condition(&[], ready.observed_generation, said);
         Some(Self {
-            summary: summary(&conditions, Some(plan)),
+            summary: summary(&conditions, plan),
             conditions,
         })
     }
@@ -93,6 +94,11 @@ impl Withdrawn {
     pub fn ready(&self) -> Option<&Condition> {
         find(&self.conditions, READY)
     }
+}
+
+/// Whether this says that the Model is not ready.
+pub fn is_not_ready(status: &ModelStatus) -> bool {
+    find(&status.conditions, READY).is_some_and(|ready| ready.status == "False")
 }
 
 /// Whether a Model says that its ring is not reached, or lacks a machine. Members may say otherwise.

@@ -72,7 +72,7 @@ pub async fn update_status(
 }
 
 /// Writes all of a Model's status. `said`: what was written last.
-async fn write(
+pub async fn write(
     model: &Model,
     status: &ModelStatus,
     context: &Context,

@@ -1,6 +1,7 @@
-//! Takes back that a Model is ready, where an operator that only waits to lead sees that its ring does not answer, and nobody says so: if the leader
-//! is gone with a machine of the ring, nobody leads until its Lease has run out. The Model's Service leads nowhere then, as with a leader. Nothing else
-//! is changed.
+//! Takes back that a Model is ready. A leader does it before all else that it does for the Model, which may take a while, or fail.
+//!
+//! An operator that only waits to lead does it where it sees that a ring does not answer, and nobody says so: if the leader is gone with a machine of
+//! the ring, nobody leads until its Lease has run out. The Model's Service leads nowhere then, as with a leader. Nothing else is changed.
 //!
 //! A leader that is there says it, too, and better. If it reaches a ring that this instance is cut off from, it says at once that the Model is ready. So
 //! that both do not go on like this, a Model's word is taken back once in a minute.
@@ -17,17 +18,19 @@ use kube::runtime::events::{EventType, Recorder};
 use kube::runtime::reflector::Store;
 use kube::{Api, Client, ResourceExt};
 use prima_crds::error_chain;
-use prima_crds::v1alpha1::model::Model;
+use prima_crds::v1alpha1::model::{Model, ModelStatus};
 use prima_crds::v1alpha1::ring_plan::RingPlan;
 use serde_json::json;
 use tokio::time::error::Elapsed;
 use tokio::time::{sleep, timeout};
 
-use super::apply::{MANAGER, OURS, SERVICE_LABEL, answers, gone};
-use super::conditions::Withdrawn;
+use super::apply::{MANAGER, OURS, SERVICE_LABEL, answers, gone, lead_nowhere};
+use super::conditions::{Withdrawn, is_not_ready};
 use super::dereference::is_of;
 use super::event::event;
 use super::reached::{self, Reached, Unready};
+use super::update_status::write;
+use super::{Context, ControllerError, ReconcileState};
 use crate::cluster::models;
 use crate::cluster::world::{Machine, Stores, watched};
 
@@ -35,7 +38,7 @@ use crate::cluster::world::{Machine, Stores, watched};
 const LOOK: Duration = Duration::from_millis(250);
 /// How long a leader has to say it itself, which is enough if nothing is to be planned anew.
 const GRACE: Duration = Duration::from_millis(500);
-/// For one request. An API server that is away is asked again.
+/// For what is written of one Model. An API server that is away is asked again.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// After a Model's word was taken back.
 const PAUSE: Duration = Duration::from_secs(60);
@@ -43,6 +46,36 @@ const PAUSE: Duration = Duration::from_secs(60);
 const RETRY: Duration = Duration::from_secs(2);
 /// Models that are written at the same time.
 const CONCURRENCY: usize = 16;
+
+/// As the leader, if the Model says that it is ready, and is not. Returns the Model as it is then.
+pub async fn at_once(
+    model: &Arc<Model>,
+    context: &Context,
+    state: &mut ReconcileState,
+) -> Arc<Model> {
+    let known = Known::now(&context.stores, &context.reached);
+    let Some(word) = Word::of(model, &known, Role::Leads) else {
+        return model.clone();
+    };
+    let said = state.said.clone().filter(is_not_ready);
+    let status = match said {
+        // The watch has yet to show it.
+        Some(said) => said,
+        None => match timeout(PATIENCE, word.say(model, context, state)).await {
+            Ok(Ok(status)) => status,
+            // All that follows says it again.
+            Ok(Err(error)) => {
+                let error = error_chain(&error);
+                tracing::warn!(error, "cannot take back that a Model is ready");
+                return model.clone();
+            }
+            Err(_) => return model.clone(),
+        },
+    };
+    let mut model = Model::clone(model);
+    model.status = Some(status);
+    Arc::new(model)
+}
 
 /// For ever, on an instance that does not lead. Something else must read the watch of plans.
 pub async fn keep(client: &Client, recorder: &Recorder, stores: &Stores, reached: &Reached) {
@@ -69,13 +102,9 @@ async fn keep_looking(
     let mut wrong = Wrong::default();
     loop {
         sleep(LOOK).await;
-        let known = Known {
-            plans: stores.plans(),
-            machines: stores.machines(),
-            unready: reached.unready(),
-        };
+        let known = Known::now(stores, reached);
         let seen = models.state().into_iter().filter_map(|model| {
-            let word = Word::of(&model, &known)?;
+            let word = Word::of(&model, &known, Role::Waits)?;
             Some((model.uid()?, (model, word)))
         });
         let seen: HashMap<String, _> = seen.collect();
@@ -141,6 +170,23 @@ struct Known {
     unready: Arc<Unready>,
 }
 
+impl Known {
+    fn now(stores: &Stores, reached: &Reached) -> Self {
+        Self {
+            plans: stores.plans(),
+            machines: stores.machines(),
+            unready: reached.unready(),
+        }
+    }
+}
+
+/// Of an instance that leads, or waits to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Leads,
+    Waits,
+}
+
 /// What is to be said of a Model instead.
 struct Word {
     withdrawn: Withdrawn,
@@ -149,8 +195,8 @@ struct Word {
 }
 
 impl Word {
-    /// `None`: the Model is ready, or does not say so, or not by a ring that is known here.
-    fn of(model: &Model, known: &Known) -> Option<Self> {
+    /// `None`: the Model is ready, or does not say so. Who waits to lead may not know the ring yet by which it is.
+    fn of(model: &Model, known: &Known, role: Role) -> Option<Self> {
         let Known {
             plans,
             machines,
@@ -162,12 +208,42 @@ impl Word {
             return None;
         }
         let said_of = model.status.as_ref()?.plan_generation?;
-        let plan = own.clone().find(|plan| plan.spec.generation == said_of)?;
-        let unready = reached::of(unready, plan);
+        let plan = own.clone().find(|plan| plan.spec.generation == said_of);
+        if plan.is_none() && role == Role::Waits {
+            return None;
+        }
+        let unready = plan.and_then(|plan| reached::of(unready, plan));
+        let gone = plan.map_or_else(Vec::new, |plan| gone(plan, machines));
+        let plan = plan.map(|plan| &**plan);
         Some(Self {
-            withdrawn: Withdrawn::of(model, plan, &gone(plan, machines), unready)?,
+            withdrawn: Withdrawn::of(model, plan, &gone, unready)?,
             plans: own.cloned().collect(),
         })
+    }
+
+    /// Writes it as the leader does, and tells why. Returns the status.
+    async fn say(
+        &self,
+        model: &Model,
+        context: &Context,
+        state: &mut ReconcileState,
+    ) -> Result<ModelStatus, ControllerError> {
+        // Said again where the Service is written next.
+        if let Err(error) = lead_nowhere(model, context, &mut state.written).await {
+            tracing::warn!(problem = error_chain(&error), "clients are not sent away");
+        }
+        let Withdrawn {
+            conditions,
+            summary,
+        } = &self.withdrawn;
+        let status = ModelStatus {
+            conditions: conditions.clone(),
+            summary: summary.clone(),
+            ..model.status.clone().unwrap_or_default()
+        };
+        write(model, &status, context, &mut state.said).await?;
+        self.tell(model, &context.recorder).await;
+        Ok(status)
     }
 
     /// Writes it, and tells why; unless rank 0 answers after all, or others have written.
@@ -199,12 +275,18 @@ impl Word {
         models
             .patch_status(&name, &as_ours(), &Patch::Merge(&patch))
             .await?;
+        self.tell(model, recorder).await;
+        Ok(true)
+    }
+
+    /// Tells people that it was taken back, and why.
+    async fn tell(&self, model: &Model, recorder: &Recorder) {
         if let Some(ready) = self.withdrawn.ready() {
+            let (namespace, name) = (model.namespace(), model.name_any());
             let (reason, why) = (&ready.reason, &ready.message);
             tracing::info!(namespace, name, why, "took back that a Model is ready");
             event(model, recorder, EventType::Warning, reason, why).await;
         }
-        Ok(true)
     }
 }
 

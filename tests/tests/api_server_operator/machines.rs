@@ -4,7 +4,7 @@ use prima_crds::v1alpha1::ring_plan::MemberState;
 use prima_tests::api_server::Backend;
 use prima_tests::declared_machines::DeclaredMachines;
 use prima_tests::operator::Operator;
-use prima_tests::wait_until;
+use prima_tests::{wait_for, wait_until};
 use serde_json::{Value, json};
 
 use crate::harness::{MACHINES, Test, model};
@@ -84,13 +84,16 @@ fn a_lost_machine_is_replaced_and_said_to_be_lost() {
         let (status, reason, _) = profile();
         (status.as_str(), reason.as_str()) == ("False", "AgentSilent")
     });
+    // Said last: that it is not ready comes before all else.
+    wait_for("there is no plan, and why", || {
+        let (_, reason, message) = test.condition("model/made-up", "Planned");
+        match message.contains("laptop") && message.contains("not heard of") {
+            true => Ok(()),
+            false => Err(format!("{reason}: {message}")),
+        }
+    });
     let status = test.object("model/made-up")["status"].clone();
     assert_eq!(status["summary"], "MachineOut", "{status}");
-    let (_, reason, message) = test.condition("model/made-up", "Planned");
-    assert!(
-        message.contains("laptop") && message.contains("not heard of"),
-        "{reason}: {message}"
-    );
     let slice = test.object("endpointslice/made-up-ipv4");
     assert_eq!(slice["endpoints"].as_array().map_or(0, Vec::len), 0);
 

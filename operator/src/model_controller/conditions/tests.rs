@@ -282,7 +282,7 @@ fn only_ready_is_taken_back() {
     assert!(!found_silent(model));
 
     let broken = plan(2, &[state("Ready"), state("Failed")]);
-    let withdrawn = Withdrawn::of(model, &broken, &[], None).unwrap();
+    let withdrawn = Withdrawn::of(model, Some(&broken), &[], None).unwrap();
     let ready = withdrawn.ready().unwrap();
     let said = (&*ready.status, &*ready.reason, &*ready.message);
     assert_eq!(said, ("False", "MemberFailed", "pi4: failed: so it is"));
@@ -292,13 +292,13 @@ fn only_ready_is_taken_back() {
     assert_eq!(others(&withdrawn.conditions), others(&conditions));
 
     let says = |gone: &[&str], unready: Option<NotReady>| {
-        let withdrawn = Withdrawn::of(model, &answering, gone, unready.as_ref()).unwrap();
+        let withdrawn = Withdrawn::of(model, Some(&answering), gone, unready.as_ref()).unwrap();
         let ready = withdrawn.ready().unwrap();
         let said = format!("{}: {}", ready.reason, ready.message);
         let mut after = model.clone();
         after.status.as_mut().unwrap().conditions = withdrawn.conditions;
         // There is nothing left to take back.
-        assert!(Withdrawn::of(&after, &answering, gone, unready.as_ref()).is_none());
+        assert!(Withdrawn::of(&after, Some(&answering), gone, unready.as_ref()).is_none());
         (said, found_silent(&after))
     };
     let said = says(&["pi4"], None);
@@ -308,6 +308,11 @@ fn only_ready_is_taken_back() {
     let said = says(&[], Some(not_reached));
     let expected = "NotReached: rank 0 does not answer: refused";
     assert_eq!(said, (expected.to_owned(), true));
+
+    // Its ring has ended, and there is no other yet.
+    let withdrawn = Withdrawn::of(model, None, &[], None).unwrap();
+    assert_eq!(withdrawn.ready().unwrap().reason, "Planning");
+    assert_eq!(withdrawn.summary.as_deref(), Some("Planning"));
 }
 
 #[test]
