@@ -254,14 +254,21 @@ async fn steps(
 
 /// When a Model that failed is tried again.
 pub fn after_failure(model: Arc<Model>, error: &ControllerError, context: Arc<Context>) -> Action {
-    let failures = model
-        .uid()
-        .and_then(|uid| Some(context.states.lock().get(&uid)?.failures))
-        .unwrap_or(1);
+    let state = model.uid().and_then(|uid| {
+        let states = context.states.lock();
+        let state = states.get(&uid)?;
+        Some((state.failures, state.said.clone()))
+    });
+    let (failures, said) = state.unwrap_or((1, None));
     let delay = FIRST_RETRY.saturating_mul(1 << failures.saturating_sub(1).min(16));
+    // Until it is said that the Model is not ready, clients are sent to it.
+    let longest = match withdraw::is_due(&model, said.as_ref(), &context) {
+        true => FIRST_RETRY,
+        false => LONGEST_RETRY,
+    };
     let error = error_chain(error);
     tracing::warn!(model = %model.name_any(), error, "could not reconcile");
-    Action::requeue(delay.min(LONGEST_RETRY))
+    Action::requeue(delay.min(longest))
 }
 
 #[cfg(test)]
@@ -270,7 +277,33 @@ mod tests {
 
     use super::*;
     use crate::model_controller::conditions::is_not_ready;
-    use crate::model_controller::test_world::{api_server, context, saying, serving};
+    use crate::model_controller::test_world::{
+        api_server, context, no_api_server, saying, serving,
+    };
+
+    #[tokio::test]
+    async fn a_false_ready_is_not_left_for_long_after_failures() {
+        let plan = serving("m", 9400);
+        let context = Arc::new(context(no_api_server(), &plan));
+        let after = |status: &str, said: Option<ModelStatus>| {
+            let state = ReconcileState {
+                failures: 9,
+                said,
+                ..ReconcileState::default()
+            };
+            context.states.lock().insert("m".to_owned(), state);
+            let model = saying(status, "of it", plan.spec.generation);
+            after_failure(model, &ControllerError::Metadata("name"), context.clone())
+        };
+        let seconds = |seconds| Action::requeue(Duration::from_secs(seconds));
+        assert_eq!(after("True", None), seconds(1));
+        assert_eq!(after("False", None), seconds(256));
+        // It is said already, and the watch has yet to show it.
+        let said = saying("False", "of it", plan.spec.generation)
+            .status
+            .clone();
+        assert_eq!(after("True", said), seconds(256));
+    }
 
     #[tokio::test]
     async fn ready_is_taken_back_before_what_may_fail() {

@@ -77,6 +77,12 @@ pub async fn at_once(
     Arc::new(model)
 }
 
+/// Whether [`at_once`] has something to say yet. `said`: what was written of the Model last.
+pub fn is_due(model: &Model, said: Option<&ModelStatus>, context: &Context) -> bool {
+    let known = Known::now(&context.stores, &context.reached);
+    !said.is_some_and(is_not_ready) && Word::of(model, &known, Role::Leads).is_some()
+}
+
 /// For ever, on an instance that does not lead. Something else must read the watch of plans.
 pub async fn keep(client: &Client, recorder: &Recorder, stores: &Stores, reached: &Reached) {
     let (models, mut changes) = watched(models::all(client));
