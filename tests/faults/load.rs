@@ -19,7 +19,7 @@ const CLIENTS: usize = 4;
 const MODEL: &str = "load";
 const PROMPT: &str = "The capital of France is";
 const TOKENS: usize = 4;
-/// After which a client gives up.
+/// For how long a client waits for the next part of an answer.
 const TRY: Duration = Duration::from_secs(30);
 /// After a failure: who is refused at once must not fail a thousand times within a second.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -188,7 +188,8 @@ impl Load {
     }
 
     fn ask(&self) -> Result<String, String> {
-        complete(TRY, self.service, MODEL, PROMPT, TOKENS)
+        let answer = complete(TRY, self.service, MODEL, PROMPT, TOKENS);
+        answer.map_err(|unanswered| unanswered.problem)
     }
 
     /// Waits until there is one ring, and it serves, without this node.

@@ -23,7 +23,7 @@ mod observed;
 mod sequence;
 mod stage;
 
-pub use client::complete;
+pub use client::{Unanswered, complete};
 pub use machines::{Machines, with_networks};
 pub use nodes::Nodes;
 pub use sequence::{Fault, Kind, MACHINES, ON_NETWORKS, ON_NODES, Sequence, Setting};

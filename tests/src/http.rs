@@ -106,22 +106,7 @@ pub fn post_within(
     path: &str,
     body: &Value,
 ) -> io::Result<Response> {
-    answered_within(patience, send(address, path, "", body)?)
-}
-
-/// Posts a request as a client does that gives up: on connecting after `limit`, and as long after that on the next bytes of the answer.
-pub fn post_or_give_up(
-    limit: Duration,
-    address: SocketAddr,
-    path: &str,
-    body: &Value,
-) -> io::Result<Response> {
-    let stream = TcpStream::connect_timeout(&address, limit)?;
-    stream.set_write_timeout(Some(limit))?;
-    answered_within(limit, send_over(stream, address, path, "", body)?)
-}
-
-fn answered_within(patience: Duration, stream: TcpStream) -> io::Result<Response> {
+    let stream = send(address, path, "", body)?;
     stream.set_read_timeout(Some(patience))?;
     read_response(BufReader::new(stream))
 }
@@ -159,7 +144,22 @@ pub fn post_streaming_within(
     path: &str,
     body: &Value,
 ) -> io::Result<EventStream> {
-    let stream = send(address, path, "", body)?;
+    events_within(patience, send(address, path, "", body)?)
+}
+
+/// As [`post_streaming`], as a client does that gives up: on connecting after `limit`, and as long after that on the next event.
+pub fn post_streaming_or_give_up(
+    limit: Duration,
+    address: SocketAddr,
+    path: &str,
+    body: &Value,
+) -> io::Result<EventStream> {
+    let stream = TcpStream::connect_timeout(&address, limit)?;
+    stream.set_write_timeout(Some(limit))?;
+    events_within(limit, send_over(stream, address, path, "", body)?)
+}
+
+fn events_within(patience: Duration, stream: TcpStream) -> io::Result<EventStream> {
     stream.set_read_timeout(Some(patience))?;
     let mut events = read_events(BufReader::new(stream))?;
     events.patience = patience;
@@ -196,6 +196,13 @@ pub struct EventStream {
 }
 
 impl EventStream {
+    /// What came instead of events.
+    pub fn body(mut self) -> io::Result<String> {
+        let mut body = String::new();
+        self.reader.read_to_string(&mut body)?;
+        Ok(body)
+    }
+
     /// The message of the error event with which the stream ends; panics with its last event if that is none.
     pub fn error_at_end(self) -> String {
         let rest: Vec<String> = self.map(|event| event.expect("an orderly end")).collect();

@@ -1,6 +1,7 @@
 //! A client of the Model's Service: it looks where the Service leads, and asks there, one request after the other.
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug, Display, Formatter};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +15,7 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, Resource};
 use prima_crds::v1alpha1::model::Model;
 use serde::de::DeserializeOwned;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
@@ -27,7 +28,7 @@ pub(super) const PROMPTS: [&str; 3] = [
     "def fibonacci(n):\n",
 ];
 pub(super) const TOKENS: usize = 8;
-/// After which a client gives up.
+/// For how long a client waits for the next part of an answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -140,29 +141,74 @@ fn is_ready(model: &Model) -> bool {
     ready.any(|condition| condition.status == "True")
 }
 
-/// The greedy continuation of a prompt, which is not waited for longer than `patience`.
+/// A request that got no answer, or not all of one.
+#[derive(Debug)]
+pub struct Unanswered {
+    /// Why, for people.
+    pub problem: String,
+    /// Nothing came after this: the last part of an answer, or else when the request began.
+    pub since: Instant,
+}
+
+impl Display for Unanswered {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.problem)
+    }
+}
+
+/// The greedy continuation of a prompt, whose next part is not waited for longer than `patience`. A ring that is slow, and goes on, is waited for.
 ///
 /// # Errors
-/// Why there is none, for people.
+/// If it does not come to its end.
 pub fn complete(
     patience: Duration,
     address: SocketAddr,
     model: &str,
     prompt: &str,
     tokens: usize,
-) -> Result<String, String> {
-    let body = json!({"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0});
-    let answer = http::post_or_give_up(patience, address, "/v1/completions", &body);
-    let answer = answer.map_err(|error| error.to_string())?;
-    match answer.status {
-        200 => {
-            let text = answer.json()["choices"][0]["text"]
-                .as_str()
-                .map(str::to_owned);
-            Ok(text.unwrap_or(answer.body))
-        }
-        status => Err(format!("{status}: {}", answer.body)),
+) -> Result<String, Unanswered> {
+    let body = json!({
+        "model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": true,
+    });
+    let mut since = Instant::now();
+    let mut text = String::new();
+    let parts = parts(patience, address, &body, |part| {
+        text.push_str(part);
+        since = Instant::now();
+    });
+    match parts {
+        Ok(()) => Ok(text),
+        Err(problem) => Err(Unanswered { problem, since }),
     }
+}
+
+/// Reads all parts of an answer.
+fn parts(
+    patience: Duration,
+    address: SocketAddr,
+    body: &Value,
+    mut came: impl FnMut(&str),
+) -> Result<(), String> {
+    let problem = |error: io::Error| error.to_string();
+    let events = http::post_streaming_or_give_up(patience, address, "/v1/completions", body);
+    let events = events.map_err(problem)?;
+    let status = events.status;
+    if status != 200 {
+        let body = events.body().map_err(problem)?;
+        return Err(format!("{status}: {body}"));
+    }
+    for event in events {
+        let event = event.map_err(problem)?;
+        if event == "[DONE]" {
+            return Ok(());
+        }
+        let json: Value = serde_json::from_str(&event).unwrap_or_default();
+        match json["choices"][0]["text"].as_str() {
+            Some(part) => came(part),
+            None => return Err(event),
+        }
+    }
+    Err("the answer broke off".to_owned())
 }
 
 /// Asks until it is told to stop.
@@ -188,7 +234,10 @@ impl Asking<'_> {
             let at = Instant::now();
             let answer = match self.view.address() {
                 (Some(address), _) => complete(PATIENCE, address, self.model, prompt, TOKENS),
-                (None, true) => Err("the Service leads nowhere".to_owned()),
+                (None, true) => Err(Unanswered {
+                    problem: "the Service leads nowhere".to_owned(),
+                    since: at,
+                }),
                 (None, false) => {
                     thread::sleep(PAUSE);
                     continue;
@@ -207,9 +256,13 @@ impl Asking<'_> {
                 Err(_) => in_a_row.clear(),
             }
             drop(in_a_row);
+            let (at, problem) = match answer {
+                Ok(_) => (at, None),
+                Err(unanswered) => (unanswered.since, Some(unanswered.problem)),
+            };
             asked.push(Asked {
                 at: at - self.begin,
-                problem: answer.err(),
+                problem,
             });
             thread::sleep(PAUSE);
         }
@@ -219,5 +272,53 @@ impl Asking<'_> {
             until: self.begin.elapsed(),
         };
         (observed, wrong)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{Shutdown, TcpListener};
+
+    use super::*;
+
+    /// What a client makes of a server that says this and ends, and when that began to.
+    fn asked(said: &'static str) -> (Result<String, Unanswered>, Instant) {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = server.local_addr().unwrap();
+        let serving = thread::spawn(move || {
+            let (mut client, _) = server.accept().unwrap();
+            let begun = Instant::now();
+            client.write_all(said.as_bytes()).unwrap();
+            client.shutdown(Shutdown::Write).unwrap();
+            // What a client has not sent yet may find nobody.
+            let _ = client.read_to_end(&mut Vec::new());
+            begun
+        });
+        let answer = complete(PATIENCE, address, "m", "p", 2);
+        (answer, serving.join().unwrap())
+    }
+
+    #[test]
+    fn silence_begins_after_what_came_last() {
+        let (answer, _) = asked(
+            "HTTP/1.0 200 OK\r\n\r\ndata: {\"choices\":[{\"text\":\"a\"}]}\n\ndata: {\"choices\":[{\"text\":\"b\"}]}\n\ndata: [DONE]\n\n",
+        );
+        assert_eq!(answer.unwrap(), "ab");
+        let (broken_off, begun) =
+            asked("HTTP/1.0 200 OK\r\n\r\ndata: {\"choices\":[{\"text\":\"a\"}]}\n\n");
+        assert!(broken_off.unwrap_err().since >= begun);
+        let (nothing, begun) = asked("HTTP/1.0 200 OK\r\n\r\n");
+        assert!(nothing.unwrap_err().since <= begun);
+        let (refused, begun) = asked("HTTP/1.0 503 Service Unavailable\r\n\r\nit stands still");
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.problem, "503: it stands still");
+        assert!(refused.since <= begun);
+        let (failed, begun) = asked(
+            "HTTP/1.0 200 OK\r\n\r\ndata: {\"choices\":[{\"text\":\"a\"}]}\n\ndata: {\"error\":{}}\n\n",
+        );
+        let failed = failed.unwrap_err();
+        assert_eq!(failed.problem, r#"{"error":{}}"#);
+        assert!(failed.since >= begun);
     }
 }

@@ -14,6 +14,7 @@ pub struct Observed {
 
 #[derive(Debug)]
 pub struct Asked {
+    /// When it began. Without an answer: after which nothing came.
     pub at: Duration,
     /// Why there was no answer.
     pub problem: Option<String>,

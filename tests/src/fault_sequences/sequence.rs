@@ -173,9 +173,10 @@ impl Kind {
     /// How long at most a Model may say that it answers after this has broken its ring. Of what [`hides`](Self::hides): for how much longer.
     /// `alone`: no other fault of the sequence takes an operator away.
     ///
-    /// Added up in seconds, at worst. What counts begins with the first request that gets no answer: 0.5 before the fault. Whoever looks is rank 0's
-    /// agent, within 0.5, and the operator, within 0.5, too. Then the operator acts: 0.2 until changes that come together have come, 1 for a search that
-    /// is under way, 0.3 to write; 1.5 in all.
+    /// Added up in seconds, at worst. What counts begins when a request that gets no answer got nothing more: 0.1 before the fault, since tokens come that
+    /// often. Whoever looks is rank 0's agent, within 0.5, and the operator, within 0.6 (0.5, and 0.1 until it looks). Then the operator acts: 0.2 until
+    /// changes that come together have come, 0.4 more if others follow, 1 for a search that a look at this Model waits for just then, 0.3 to write; 1.9 in
+    /// all.
     pub(super) fn unseen(self, alone: bool) -> Duration {
         let seconds = match self {
             // A process that ends closes its connections.
@@ -183,16 +184,17 @@ impl Kind {
             // These break no ring: what else is broken is seen as ever.
             Kind::FullDisk | Kind::AgentClock => 5,
             Kind::OperatorClock => 5,
-            // Rank 0 misses signs of life after 2.75 (2.5, and 0.25 until it looks): 0.5 + 2.75 + 0.5 + 1.5 = 5.25. That rank 0 itself does not answer,
-            // the operator knows after 2.6 (0.6, 0.5 until it asks again, and 1.5): 0.5 + 2.6 + 1.5 = 4.6. The rest is for a busy machine.
+            // Rank 0 misses signs of life after 2.75 (2.5, and 0.25 until it looks): 0.1 + 2.75 + 0.6 + 1.9 = 5.35, and 4.35 where no search is under way.
+            // That rank 0 itself does not answer, the operator knows after 2.6 (0.6, 0.5 until it asks again, and 1.5): 0.1 + 2.6 + 1.9 = 4.6. The rest
+            // is for a busy machine.
             Kind::StopMember | Kind::Cut | Kind::Isolate | Kind::KillNode => 8,
             // It says that it ends, and goes on for a while.
             Kind::DeleteAgent => 8,
-            // With the agent its members die, so the operator finds twice that nobody listens: 0.5 + 1.3 + 1.5 = 3.3. One that stands still writes nothing of
-            // what else is broken, but the operator asks itself: 0.5 + 2.75 + 0.5 + 1.5 = 5.25.
+            // With the agent its members die, so the operator finds twice that nobody listens: 0.1 + 0.6 + 1.3 + 1.9 = 3.9. One that stands still writes
+            // nothing of what else is broken, but the operator asks itself: 5.35, as above.
             Kind::KillAgent | Kind::StopAgent => 8,
-            // The ring goes on, only slower, and nothing tells of that: a client may give up after 5, and ask again after 0.1. If signs of life fail
-            // to come then, it takes 5.25 more, as above: 10.35.
+            // The ring goes on, only slower, and nothing tells of that. A client to whom nothing came for 5 gives up, and asks again after 0.1. If signs of
+            // life fail to come then, it takes 5.35 more, as above: 10.45.
             Kind::Burst | Kind::Lose | Kind::Slow => 12,
             // The other operator asks rings, too, and says what it sees 0.5 to 1.25 after that. If both are gone, somebody has to lead first: a Lease
             // takes 10 s.
