@@ -26,6 +26,8 @@ const INTERVAL: Duration = Duration::from_millis(500);
 const SILENT_FOR: Duration = Duration::from_millis(2500);
 /// Rank 0 looks four times a second. If it did not for so long, it stood still itself, and has yet to take in what it was told meanwhile.
 const STOOD_STILL: Duration = Duration::from_secs(1);
+/// It then listens for so long at least: what it was told waits in its own system.
+const LISTENS_FOR: Duration = Duration::from_millis(750);
 
 /// A member's signs of life, and those that its successor hands to it, on their way to rank 0.
 pub struct SignsOfLife {
@@ -140,9 +142,11 @@ impl Heard {
     /// The rank of the first member that is silent: those behind it cannot be heard either. If only the own sign does not come round, that is the
     /// last member, which does not reach rank 0.
     pub fn silent(&mut self, now: Instant) -> Option<usize> {
-        if now.saturating_duration_since(self.looked) > STOOD_STILL {
+        if now.saturating_duration_since(self.looked) > STOOD_STILL
+            && let Some(least) = now.checked_sub(SILENT_FOR - LISTENS_FOR)
+        {
             for last in self.last.iter_mut().flatten() {
-                *last = now;
+                *last = least.max(*last);
             }
         }
         self.looked = now;
@@ -241,8 +245,19 @@ mod tests {
         heard.note(1, start);
         assert_eq!(look(&mut heard, start, 1..=4), None);
         // For 9 s, nothing was looked at.
-        assert_eq!(look(&mut heard, start, 40..=50), None);
-        assert_eq!(look(&mut heard, start, 51..=51), Some(1));
+        assert_eq!(look(&mut heard, start, 40..=43), None);
+        assert_eq!(look(&mut heard, start, 44..=44), Some(1));
+    }
+
+    #[test]
+    fn a_short_stop_of_its_own_hides_nobody() {
+        let start = Instant::now();
+        let mut heard = Heard::new(2, start);
+        heard.note(1, start);
+        assert_eq!(look(&mut heard, start, 1..=2), None);
+        // Nothing was looked at for 1.25 s, by far not for as long as the other one is silent.
+        assert_eq!(look(&mut heard, start, 7..=10), None);
+        assert_eq!(look(&mut heard, start, 11..=11), Some(1));
     }
 
     #[test]
