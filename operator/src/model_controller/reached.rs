@@ -7,7 +7,8 @@
 //! machine goes, and a ring's rank 0 with it, it knows already that this ring answered. And a ring that has loaded is asked before it is ready, so
 //! that it has answered by then.
 //!
-//! Each ring is asked on its own, twice a second, so that one that is silent does not keep others waiting.
+//! Each ring is asked on its own, twice a second, so that one that is silent does not keep others waiting. Nor does a question wait for the one
+//! before: an answer that comes late tells little of now, and on a slow link none comes sooner.
 
 #[cfg(test)]
 mod tests;
@@ -65,9 +66,16 @@ impl Reached {
 
     /// Which of `rings` are to be asked now, those first that were not asked for longest. `plans`: the uids of all that there are. A ring that has
     /// none is forgotten. Of one that is not in `rings`, as after a member has died, it is known when it answered last: if it is silent when it comes
-    /// back, that counts.
-    fn due(&self, rings: Vec<Ring>, plans: &HashSet<String>, now: Instant) -> Vec<Ring> {
+    /// back, that counts. `last_asked`: of those in `rings`, when each was.
+    fn due(
+        &self,
+        rings: Vec<Ring>,
+        plans: &HashSet<String>,
+        last_asked: &mut HashMap<String, Instant>,
+        now: Instant,
+    ) -> Vec<Ring> {
         let uids: HashSet<&str> = rings.iter().map(|ring| &*ring.uid).collect();
+        last_asked.retain(|uid, _| uids.contains(&**uid));
         let mut asked = lock(&self.asked);
         asked.retain(|uid, _| plans.contains(uid));
         for (_, away) in asked.iter_mut().filter(|(uid, _)| !uids.contains(&***uid)) {
@@ -80,10 +88,12 @@ impl Reached {
         }
         let is_due = |ring: &Ring| {
             let known = asked.get(&ring.uid);
-            known.is_none_or(|asked| asked.is_due(now))
+            let pause = known.map_or(SELDOM, |known| known.pause(now));
+            let last = last_asked.get(&ring.uid);
+            last.is_none_or(|last| now.duration_since(*last) >= pause)
         };
         let mut due: Vec<Ring> = rings.into_iter().filter(is_due).collect();
-        due.sort_by_key(|ring| asked.get(&ring.uid).map(|asked| asked.at));
+        due.sort_by_key(|ring| last_asked.get(&ring.uid).copied());
         due
     }
 
@@ -96,7 +106,7 @@ impl Reached {
         let now = Instant::now();
         let mut asked = lock(&self.asked);
         let known = asked.entry(uid.clone());
-        let known = known.or_insert_with(|| Asked::new(http.ip(), now));
+        let known = known.or_insert_with(|| Asked::new(http.ip()));
         if known.answered.is_some() {
             return;
         }
@@ -107,15 +117,18 @@ impl Reached {
         Arc::make_mut(&mut unready).insert(uid, NotReady::NotReached(why));
     }
 
-    /// Takes in what came of a ring that was asked at `begun`, and says whether more than the wording changed.
+    /// Takes in what came of a ring that was asked at `begun`, unless something newer is known; and says whether more than the wording changed.
     fn note(&self, ring: &Ring, came: Health, begun: Instant, now: Instant) -> bool {
         let mut asked = lock(&self.asked);
         let mut unready = lock(&self.unready);
         let is_silent = matches!(came, Health::NoAnswer(_));
         let is_cut_off = is_silent && is_cut_off(ring, begun, &asked, now);
         let known = asked.entry(ring.uid.clone());
-        let known = known.or_insert_with(|| Asked::new(ring.http.ip(), begun));
-        known.at = begun;
+        let known = known.or_insert_with(|| Asked::new(ring.http.ip()));
+        if known.noted > Some(begun) {
+            return false;
+        }
+        known.noted = Some(begun);
         let was = unready.get(&ring.uid);
         let is = match known.note(came, is_cut_off, now) {
             Known::NothingAgainst => None,
@@ -137,7 +150,7 @@ impl Reached {
 
 /// From one look at all rings to the next. A new one is asked at once: whoever was never asked cannot be found silent.
 const LOOK: Duration = Duration::from_millis(100);
-/// From one time that a ring is asked to the next, unless its answer takes longer.
+/// From one time that a ring is asked to the next.
 const INTERVAL: Duration = Duration::from_millis(500);
 /// Longer than it takes to connect when the first packet is lost, which is sent again after a second.
 const DEADLINE: Duration = Duration::from_millis(1500);
@@ -156,15 +169,15 @@ const GAP: Duration = Duration::from_millis(1250);
 const OTHERS_ANSWERED: Duration = Duration::from_millis(1300);
 /// Rings that have not answered here for a minute are asked more seldom.
 const SELDOM: Duration = Duration::from_secs(5);
-/// Rings that are asked at the same time.
+/// Questions at the same time: of a silent ring, there are four.
 const CONCURRENCY: usize = 256;
 
 /// What is known of one ring.
 struct Asked {
     /// Rings on one host may fall silent together.
     host: IpAddr,
-    /// When it was asked what was noted last.
-    at: Instant,
+    /// When the newest question began of which it is known what came of it. What comes of older ones counts no more.
+    noted: Option<Instant>,
     answered: Option<Instant>,
     /// Since when it had answered without a gap, when it last did.
     answers_since: Option<Instant>,
@@ -184,22 +197,22 @@ enum Known {
 }
 
 impl Asked {
-    fn new(host: IpAddr, at: Instant) -> Self {
+    fn new(host: IpAddr) -> Self {
         Self {
             host,
-            at,
+            noted: None,
             answered: None,
             answers_since: None,
             is_witness: true,
         }
     }
 
-    fn is_due(&self, now: Instant) -> bool {
-        let pause = match self.answered_within(JUDGED_FOR, now) {
+    /// From one time that it is asked to the next.
+    fn pause(&self, now: Instant) -> Duration {
+        match self.answered_within(JUDGED_FOR, now) {
             true => INTERVAL,
             false => SELDOM,
-        };
-        now.duration_since(self.at) >= pause
+        }
     }
 
     fn answered_within(&self, limit: Duration, now: Instant) -> bool {
@@ -257,7 +270,7 @@ pub async fn keep(
     let mut looks = interval(LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut asking = FuturesUnordered::new();
-    let mut being_asked = HashSet::new();
+    let mut last_asked = HashMap::new();
     loop {
         tokio::select! {
             _ = looks.tick() => {
@@ -265,14 +278,14 @@ pub async fn keep(
                 let rings = plans.iter().filter_map(Ring::of).collect();
                 let plans = plans.iter().filter_map(|plan| plan.uid()).collect();
                 let begun = Instant::now();
-                for ring in reached.due(rings, &plans, begun) {
-                    if asking.len() < CONCURRENCY && being_asked.insert(ring.uid.clone()) {
+                for ring in reached.due(rings, &plans, &mut last_asked, begun) {
+                    if asking.len() < CONCURRENCY {
+                        last_asked.insert(ring.uid.clone(), begun);
                         asking.push(async move { (begun, ring.health().await, ring) });
                     }
                 }
             }
             Some((begun, came, ring)) = asking.next() => {
-                being_asked.remove(&ring.uid);
                 if reached.note(&ring, came, begun, Instant::now()) {
                     // Whoever only waits to lead has nobody who listens.
                     let _ = changed.send(ring.model);

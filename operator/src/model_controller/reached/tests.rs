@@ -86,9 +86,11 @@ fn rings_that_are_no_more_are_forgotten() {
     reached.note(&b, ready(), at(0), at(0));
     reached.note(&a, ready(), at(1), at(1));
     reached.note(&a, no_answer(), at(2), at(4));
-    let due = |rings: Vec<Ring>| {
+    let last_asked = [("b", 0), ("a", 2)].map(|(uid, second)| (uid.to_owned(), at(second)));
+    let mut last_asked = HashMap::from(last_asked);
+    let mut due = |rings: Vec<Ring>| {
         let plans = rings.iter().map(|ring| ring.uid.clone()).collect();
-        let due = reached.due(rings, &plans, at(5));
+        let due = reached.due(rings, &plans, &mut last_asked, at(5));
         due.into_iter().map(|ring| ring.uid).collect::<Vec<_>>()
     };
     assert_eq!(due(rings().into()), ["new", "b", "a"]);
@@ -105,13 +107,14 @@ fn who_was_not_asked_for_a_while_is_judged_as_before() {
     let at = |seconds| start + Duration::from_secs(seconds);
     let reached = Reached::default();
     let (a, b) = (at_host("a", "10.0.0.1"), at_host("b", "10.0.0.2"));
-    let plans = ["a", "b"].map(str::to_owned).into();
+    let plans = HashSet::from(["a", "b"].map(str::to_owned));
     reached.note(&a, ready(), at(0), at(0));
     reached.note(&b, ready(), at(0), at(0));
     // Both have lost a member, and one has another by now.
-    assert!(reached.due(Vec::new(), &plans, at(1)).is_empty());
-    let back = vec![at_host("a", "10.0.0.1")];
-    assert_eq!(reached.due(back, &plans, at(3)).len(), 1);
+    let mut last_asked = HashMap::new();
+    let mut due = |rings, second| reached.due(rings, &plans, &mut last_asked, at(second));
+    assert!(due(Vec::new(), 1).is_empty());
+    assert_eq!(due(vec![at_host("a", "10.0.0.1")], 3).len(), 1);
     // The other one, which nobody asks, is no sign that the operator is cut off.
     assert!(reached.note(&a, no_answer(), at(3), at(5)));
     assert!(reached.unready().contains_key("a"));
@@ -119,6 +122,42 @@ fn who_was_not_asked_for_a_while_is_judged_as_before() {
     reached.note(&a, ready(), at(6), at(6));
     reached.note(&b, ready(), at(6), at(6));
     assert!(!reached.note(&a, no_answer(), at(7), at(9)));
+}
+
+#[test]
+fn a_ring_is_asked_anew_whatever_is_under_way() {
+    let start = Instant::now();
+    let at = |milliseconds| start + Duration::from_millis(milliseconds);
+    let reached = Reached::default();
+    let a = || at_host("a", "10.0.0.1");
+    let plans = HashSet::from(["a".to_owned()]);
+    let mut last_asked = HashMap::new();
+    let mut is_asked = |rings, milliseconds| {
+        let due = reached.due(rings, &plans, &mut last_asked, at(milliseconds));
+        let asked = due.into_iter().map(|ring| (ring.uid, at(milliseconds)));
+        let before = last_asked.clone();
+        last_asked.extend(asked);
+        last_asked != before
+    };
+    // One that has never answered is asked seldom.
+    assert!(is_asked(vec![a()], 0) && !is_asked(vec![a()], 4900));
+    assert!(is_asked(vec![a()], 5000));
+    reached.note(&a(), ready(), at(5000), at(5010));
+    // On a slow link, nothing has come of the first when there are three more.
+    assert!(!is_asked(vec![a()], 5400));
+    for milliseconds in [5500, 6000, 6500] {
+        assert!(is_asked(vec![a()], milliseconds));
+    }
+    // What comes of an older one says nothing any more.
+    reached.note(&a(), ready(), at(6000), at(7400));
+    assert!(!reached.note(&a(), no_answer(), at(5500), at(7500)));
+    assert!(reached.unready().is_empty());
+    assert!(reached.note(&a(), no_answer(), at(6500), at(8500)));
+    assert!(!reached.note(&a(), ready(), at(6000), at(8600)));
+    assert!(reached.unready().contains_key("a"));
+    // One that was away is asked at once.
+    assert!(is_asked(vec![a()], 8600) && !is_asked(Vec::new(), 8700));
+    assert!(is_asked(vec![a()], 8800));
 }
 
 #[test]
@@ -158,7 +197,7 @@ fn no_answer() -> Health {
 fn a_ring_that_says_that_it_is_not_ready_is_believed() {
     let start = Instant::now();
     let at = |seconds| start + Duration::from_secs(seconds);
-    let mut ring = Asked::new(HOST, start);
+    let mut ring = Asked::new(HOST);
     let not_ready = Health::NotReady {
         why: "it stands still".to_owned(),
         fails_at: None,
@@ -212,22 +251,20 @@ fn what_another_operator_found_silent_is_so_for_a_minute() {
 fn only_who_has_answered_lately_is_not_reached() {
     let start = Instant::now();
     let at = |seconds| start + Duration::from_secs(seconds);
-    let mut ring = Asked::new(HOST, start);
+    let mut ring = Asked::new(HOST);
     let is_silent = |ring: &mut Asked, came: Health, second| {
         ring.note(came, false, at(second)) != Known::NothingAgainst
     };
     // One that never answered here is asked seldom.
     assert!(!is_silent(&mut ring, no_answer(), 4));
-    assert!(!ring.is_due(at(4)) && ring.is_due(at(5)));
+    assert_eq!(ring.pause(at(4)), SELDOM);
     assert!(!is_silent(&mut ring, ready(), 20));
     assert!(is_silent(&mut ring, no_answer(), 21));
-    ring.at = at(21);
-    assert!(!ring.is_due(at(21)) && ring.is_due(at(21) + INTERVAL));
+    assert_eq!(ring.pause(at(21)), INTERVAL);
     // Then its agent's Lease tells.
     assert!(is_silent(&mut ring, no_answer(), 79));
     assert!(!is_silent(&mut ring, no_answer(), 80));
-    ring.at = at(80);
-    assert!(!ring.is_due(at(84)) && ring.is_due(at(85)));
+    assert_eq!(ring.pause(at(80)), SELDOM);
     // It is back.
     assert!(!is_silent(&mut ring, ready(), 94));
     assert!(is_silent(&mut ring, no_answer(), 95));
@@ -334,6 +371,37 @@ async fn rings_are_asked_again_whoever_else_is_silent() {
         // One that has never answered is asked seldom, twice each time, and not judged.
         let times = 1 + begun.elapsed().as_secs() / SELDOM.as_secs();
         assert!(silent_asked.load(Ordering::Relaxed) as u64 <= 2 * times);
+    };
+    tokio::select! {
+        () = keep(&stores, &reached, &changed) => panic!("it ended"),
+        done = timeout(Duration::from_secs(60), test) => done.unwrap(),
+    }
+}
+
+#[tokio::test]
+async fn a_question_without_an_answer_keeps_no_other_waiting() {
+    let (stores, _changes) = Stores::watch(&no_api_server(), "prima", OURS);
+    let (port, says, asked) = rank0(NOT_READY).await;
+    stores.add_plan(serving("a", port));
+    let reached = Reached::default();
+    let (changed, mut told) = mpsc::unbounded_channel();
+    let test = async {
+        told.recv().await.unwrap();
+        // Again if this machine stood still.
+        for _ in 0..5 {
+            says.send_replace(READY);
+            told.recv().await.unwrap();
+            assert!(reached.unready().is_empty());
+            let before = asked.load(Ordering::Relaxed);
+            says.send_replace("");
+            told.recv().await.unwrap();
+            assert!(!reached.unready().is_empty());
+            // Each asks twice.
+            if asked.load(Ordering::Relaxed) - before > 2 {
+                return;
+            }
+        }
+        panic!("one waits for the other");
     };
     tokio::select! {
         () = keep(&stores, &reached, &changed) => panic!("it ended"),
