@@ -26,7 +26,7 @@ pub struct Refused {
 type Change = fn(&mut Header);
 
 /// What is changed in llama's header, and what is said about it.
-const OF_LLAMA: [(Change, &str); 29] = [
+const OF_LLAMA: [(Change, &str); 31] = [
     (
         |header| header.remove("general.architecture"),
         "general.architecture",
@@ -69,6 +69,14 @@ const OF_LLAMA: [(Change, &str); 29] = [
     (
         |header| header.set("llama.attention.head_count_kv", 3_u32),
         "\"llama.attention.head_count_kv\": expected a divisor of the 8 query heads, found 3",
+    ),
+    (
+        |header| header.set("llama.attention.head_count_kv", vec![2, 4]),
+        "\"llama.attention.head_count_kv\": expected one number, or the same for each of the 2 layers, found 2 for layer 0 and 4 for layer 1",
+    ),
+    (
+        |header| header.set("llama.feed_forward_length", vec![1024; 3]),
+        "\"llama.feed_forward_length\": expected one number, or the same for each of the 2 layers, found 3 numbers",
     ),
     (
         |header| header.remove("llama.feed_forward_length"),

@@ -141,6 +141,8 @@ pub struct MadeUpModel {
     pub stretched: bool,
     /// Whether a family with latents has what its large models have: queries of latents, and experts chosen by sigmoids with a bias.
     pub large: bool,
+    /// Whether it tells its KV heads for each layer, as Granite 4 does.
+    pub by_layer: bool,
     /// Taken in turn by the matrices.
     pub formats: Vec<GgmlType>,
     pub seed: u64,
@@ -165,6 +167,7 @@ impl Default for MadeUpModel {
             rope_factors: false,
             stretched: true,
             large: true,
+            by_layer: false,
             formats: vec![GgmlType::Q4_1, GgmlType::Q8_0, GgmlType::Q4K, GgmlType::F32],
             seed: 1,
         }
@@ -267,7 +270,9 @@ impl MadeUpModel {
         number("block_count", self.layers + self.predicting());
         number("embedding_length", self.hidden);
         number("attention.head_count", self.heads);
-        number("attention.head_count_kv", self.kv_heads);
+        if !self.by_layer {
+            number("attention.head_count_kv", self.kv_heads);
+        }
         if let Some(head_dim) = self.head_dim {
             number("attention.key_length", head_dim);
             let value = if family == "deepseek2" {
@@ -360,6 +365,10 @@ impl MadeUpModel {
         }
         if family == "glm4moe" || family == "deepseek2" && self.large {
             writer.metadata(&format!("{family}.expert_weights_norm"), true);
+        }
+        if self.by_layer {
+            let each = vec![self.kv_heads as i32; self.layers];
+            writer.metadata(&format!("{family}.attention.head_count_kv"), each);
         }
         let epsilon = format!("{family}.attention.layer_norm_rms_epsilon");
         writer.metadata(&epsilon, 1e-5_f32);

@@ -180,10 +180,11 @@ pub fn options() -> [Variant; 20] {
         },
         Variant {
             name: "granite as 4.0, with heads told for each layer",
-            keys: vec![
-                ("attention.head_count_kv", vec![2; 5].into()),
-                ("ssm.conv_kernel", 4_u32.into()),
-            ],
+            model: MadeUpModel {
+                by_layer: true,
+                ..MadeUpModel::of("granite")
+            },
+            keys: vec![("ssm.conv_kernel", 4_u32.into())],
             ..Variant::of("granite")
         },
         Variant {

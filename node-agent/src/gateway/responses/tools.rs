@@ -69,7 +69,8 @@ pub fn flat_name(namespace: &str, name: &str) -> String {
 fn function(tool: &Value) -> Value {
     let mut function = tool.clone();
     if let Some(map) = function.as_object_mut() {
-        map.remove("type");
+        // The others stay in their order, in which the model reads them.
+        map.shift_remove("type");
     }
     json!({"type": "function", "function": function})
 }
