@@ -7,7 +7,8 @@
 //! The penalties: `repetition_penalty` is that of the CTRL paper (Keskar et al. 2019, section 4.1), over prompt and answer; frequency
 //! and presence penalties are OpenAI's, over the answer only, as vLLM has them too. There is no window: all tokens count.
 //!
-//! The same parameters, seed, tokens and logits give the same tokens on every machine.
+//! The same parameters, seed, tokens and logits give the same tokens on every machine; with min-p, where `ln` is computed the
+//! same.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;

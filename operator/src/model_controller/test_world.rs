@@ -225,7 +225,13 @@ pub async fn api_server() -> (Client, Writes) {
             Method::GET if path.contains("/secrets/") => {
                 (StatusCode::INTERNAL_SERVER_ERROR, String::new())
             }
-            Method::GET => (StatusCode::NOT_FOUND, String::new()),
+            Method::GET => {
+                let none = json!({
+                    "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404,
+                    "message": "there is none",
+                });
+                (StatusCode::NOT_FOUND, none.to_string())
+            }
             method => {
                 let mut object: Value = serde_json::from_str(&body).unwrap();
                 let write = (format!("{method} {path}"), object.clone());
