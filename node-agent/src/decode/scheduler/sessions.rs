@@ -64,8 +64,10 @@ impl Scheduler {
 
     pub(super) fn release(&mut self, session: SessionId, now: Instant) {
         self.ledger.release(session);
-        self.flights.remove(&session);
-        let awaited = self.awaited(Duration::ZERO, now);
+        // Members are at its frames before.
+        let own = self.flights.remove(&session).into_iter().flatten();
+        let expected: Duration = own.map(|flight| flight.awaited.expected).sum();
+        let awaited = self.awaited(expected, now);
         self.releasing.insert(session, awaited);
         self.actions.push(Action::Release { session });
     }

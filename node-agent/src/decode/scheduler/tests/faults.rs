@@ -132,6 +132,25 @@ fn a_ring_as_slow_as_planned_is_waited_for() {
 }
 
 #[test]
+fn a_release_is_waited_for_as_long_as_its_frames() {
+    let slow = Shape {
+        planned_seconds: 20,
+        ..SMALL
+    };
+    let mut world = World::new(slow);
+    world.embed(1, &tokens(1, 300), Read::LastState);
+    world.submit(2, &tokens(2, 100), 1, 10, 0);
+    world.cancel(1);
+    // Three chunks, and a tenth of the time that they may take.
+    world.ticks_after(25);
+    assert_eq!(*world.scheduler.readiness(), Readiness::Ready);
+    assert!(world.failed.is_empty());
+    world.run();
+    world.is_quiet();
+    assert!(world.finished.contains_key(&2));
+}
+
+#[test]
 fn passes_that_took_long_are_waited_for_longer() {
     let mut world = World::new(SMALL);
     world.submit(1, &tokens(5, 60), 1, 580, 0);
