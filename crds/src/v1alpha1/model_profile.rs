@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::document::{self, API_VERSION, Checks, DocumentError, is_zero};
-use super::ring_plan::{CHUNK_POSITIONS, KvDtype};
+use super::ring_plan::{CHUNK_POSITIONS, KV_BLOCK_POSITIONS, KvDtype};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -205,9 +205,9 @@ const WINDOWED_SEQUENCES: usize = 4;
 
 impl AttentionWindow {
     /// Positions that such a layer keeps of a long sequence: what the rows of one pass see, and one window more. So a conversation can go
-    /// back, and GPUs seldom have to move what they hold.
+    /// back, and GPUs seldom have to move what they hold. They begin and end anywhere in a block, so there is one more of these.
     pub fn kept(self) -> usize {
-        2 * self.positions + CHUNK_POSITIONS
+        2 * self.positions + CHUNK_POSITIONS + KV_BLOCK_POSITIONS
     }
 
     /// Positions that all sequences of a ring for one context may hold in such a layer.
@@ -400,8 +400,8 @@ mod tests {
     fn windows_bound_what_a_sequence_keeps() {
         let spec = profile().spec;
         assert_eq!(spec.kept_positions(1000), [1000; 6]);
-        // One layer has all, five have two windows and a chunk of each of four sequences.
-        let windowed = 4 * 1152;
+        // One layer has all, five have two windows, a chunk and a block of each of four sequences.
+        let windowed = 4 * 1216;
         let mut expected = [windowed; 6];
         expected[1] = 6000;
         assert_eq!(spec.kept_positions(6000), expected);

@@ -301,6 +301,9 @@ impl KvDtype {
 /// this size, several of them in flight.
 pub const CHUNK_POSITIONS: usize = 128;
 
+/// Positions whose keys and values lie together: a cache grows and shrinks by so many.
+pub const KV_BLOCK_POSITIONS: usize = 64;
+
 /// Rows that go through the output head on a GPU at once by Vulkan, and whose logits it holds.
 pub const GPU_HEAD_ROWS: usize = 32;
 

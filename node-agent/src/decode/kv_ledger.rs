@@ -8,9 +8,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use prima_crds::v1alpha1::ring_plan::KV_BLOCK_POSITIONS;
 use prima_engine::kernels::BLOCK_POSITIONS;
 
 use crate::ring::SessionId;
+
+/// Plans count the same blocks.
+const _: () = assert!(KV_BLOCK_POSITIONS == BLOCK_POSITIONS);
 
 /// The blocks of every session.
 #[derive(Debug)]
@@ -328,6 +332,9 @@ fn blocks_of(positions: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use prima_crds::v1alpha1::model_profile::AttentionWindow;
+    use prima_crds::v1alpha1::ring_plan::CHUNK_POSITIONS;
+
     use super::*;
 
     #[test]
@@ -373,5 +380,36 @@ mod tests {
         ledger.begin(2);
         assert!(ledger.fits(2, 0, BLOCK_POSITIONS));
         assert!(!ledger.fits(2, 0, 2 * BLOCK_POSITIONS + 1));
+    }
+
+    /// A first chunk ends anywhere in a block where a prefix was reused, and those behind it then begin there.
+    #[test]
+    fn all_that_have_room_fit_wherever_their_chunks_begin() {
+        for positions in [16, 64, 70, 128, 512] {
+            let window = AttentionWindow { positions };
+            let context = 10 * window.kept();
+            let windows = WindowedKv {
+                window: positions,
+                kept: window.kept(),
+                planned: window.planned(context),
+            };
+            let ledger = || KvLedger::new(10 * context, Some(windows));
+            let others = |count: SessionId| (1..=count).map(move |session| (session, context));
+            let beside = (0..).find(|&count| !ledger().has_room(others(count), context, None));
+            let sessions = beside.unwrap();
+            assert!((3..=4).contains(&sessions), "{sessions} with {windows:?}");
+            for first_chunk in 1..=CHUNK_POSITIONS {
+                let mut ledger = ledger();
+                (1..=sessions).for_each(|session| ledger.begin(session));
+                let (mut first, mut rows) = (0, first_chunk);
+                while first + rows <= 2 * window.kept() {
+                    for session in 1..=sessions {
+                        assert!(ledger.fits(session, first, rows), "{first} of {windows:?}");
+                        ledger.extend(session, first, rows);
+                    }
+                    (first, rows) = (first + rows, CHUNK_POSITIONS);
+                }
+            }
+        }
     }
 }

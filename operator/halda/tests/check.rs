@@ -349,8 +349,8 @@ fn kv_caches_are_counted_layer_by_layer() {
     model.spec.windowed_layers = 28;
     model.spec.attention_window = 16;
     model.spec.full_attention_layers = vec![0, 5, 15, 31];
-    // Of four sequences: two windows and a chunk each.
-    let windowed = 4096 * 4 * (2 * 16 + 128);
+    // Of four sequences: two windows, a chunk and a block each.
+    let windowed = 4096 * 4 * (2 * 16 + 128 + 64);
     let processor = 4 * LAYER + KV + 3 * windowed + HEAD + LOGITS;
     let gpu = 12 * LAYER + KV + 11 * windowed;
     let laptop = 16 * LAYER + 2 * KV + 14 * windowed;

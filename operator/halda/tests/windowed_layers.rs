@@ -12,9 +12,10 @@ use prima_halda::{Options, Plan, PlanningInput, plan};
 const MIB: i64 = 1 << 20;
 const CONTEXT: usize = 16_384;
 const FULL_ATTENTION: [usize; 4] = [5, 11, 17, 23];
-/// KV cache of a layer that sees all positions, each of 4096 bytes, and of one with a window of 128: two windows and a chunk of four sequences.
+/// KV cache of a layer that sees all positions, each of 4096 bytes, and of one with a window of 128: two windows, a chunk and a block of four
+/// sequences.
 const FULL: i64 = 4096 * CONTEXT as i64;
-const WINDOWED: i64 = 4096 * 4 * (2 * 128 + 128);
+const WINDOWED: i64 = 4096 * 4 * (2 * 128 + 128 + 64);
 
 /// As gemma3 has it, of 24 layers every sixth sees all positions. A layer has 1 MiB of weights, so that KV caches are most of what there is.
 fn model() -> ModelProfile {
