@@ -267,14 +267,14 @@ impl Hop {
         }
     }
 
-    /// Runs the first frame of the queue, and all that can be batched with it.
+    /// Runs what is next in the queue, and all that can be batched with it.
     async fn work(&mut self) -> Result<(), HopError> {
         let Some(first) = self.queue.front() else {
             return Ok(());
         };
         if let Operation::Activation(_) = first.operation {
-            let round = first.round;
-            let batch = self.queue.take_batch();
+            let round = self.queue.next_round(self.schedule.rounds);
+            let batch = self.queue.take_batch(round);
             let (refuted, batch): (Vec<_>, Vec<_>) = batch
                 .into_iter()
                 .partition(|queued| self.is_refuted(&queued.frame));

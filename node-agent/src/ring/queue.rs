@@ -1,6 +1,6 @@
 //! What waits at a member: which frames run together next, and which need not run any more. Pure.
 //!
-//! Frames of a session never overtake one another, and nothing overtakes a control operation.
+//! Frames of a session never overtake one another, and nothing overtakes a control operation. What came home overtakes what is still on its way.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::Instant;
@@ -52,9 +52,23 @@ impl Queue {
         self.0.push_back(Queued { frame, arrived });
     }
 
-    /// The first activation and all others that can run with it: same round, and of each session one, which refuted ones may precede.
-    pub fn take_batch(&mut self) -> Vec<Queued> {
-        let round = self.front().map_or(0, |first| first.round);
+    /// The round of the activations that are next, if one is first: of what came `home` before all other. Clients wait for its output, which takes
+    /// little.
+    pub fn next_round(&self, home: usize) -> usize {
+        let activation = |one: &&Frame| matches!(one.operation, Operation::Activation(_));
+        let frames = self.0.iter().map(|queued| &queued.frame);
+        let mut seen = HashSet::new();
+        let mut first_of_sessions = frames
+            .take_while(activation)
+            .filter(|frame| seen.insert(frame.session));
+        match first_of_sessions.any(|frame| frame.round == home) {
+            true => home,
+            false => self.front().map_or(0, |first| first.round),
+        }
+    }
+
+    /// The first activation of this round and all others that can run with it: of each session one, which refuted ones may precede.
+    pub fn take_batch(&mut self, round: usize) -> Vec<Queued> {
         let mut batch = Vec::new();
         let mut rest = VecDeque::with_capacity(self.0.len());
         let mut seen = HashSet::new();
@@ -126,9 +140,13 @@ mod tests {
         frame(session, Operation::Activation(activation))
     }
 
+    /// Of a ring of two rounds.
+    const HOME: usize = 2;
+
     /// Session, first position, and whether it is refuted.
     fn batch(queue: &mut Queue) -> Vec<(SessionId, usize, bool)> {
-        let taken = queue.take_batch().into_iter().map(|one| one.frame);
+        let round = queue.next_round(HOME);
+        let taken = queue.take_batch(round).into_iter().map(|one| one.frame);
         let taken = taken.map(|frame| match frame.operation {
             Operation::Activation(one) => (frame.session, one.first_position, one.refuted),
             operation => panic!("{operation:?}"),
@@ -197,6 +215,43 @@ mod tests {
             queue.front().unwrap().operation,
             Operation::Create
         ));
+    }
+
+    /// Session and round of each frame, none of which can run with another.
+    fn rounds(frames: &[(SessionId, usize)]) -> Vec<(SessionId, usize)> {
+        let mut queue = queue(frames.iter().map(|&(session, round)| Frame {
+            round,
+            ..rows(session, 0, 1)
+        }));
+        let mut taken = Vec::new();
+        while !queue.is_empty() {
+            let round = queue.next_round(HOME);
+            let batch = queue.take_batch(round).into_iter();
+            taken.extend(batch.map(|one| (one.frame.session, one.frame.round)));
+        }
+        taken
+    }
+
+    #[test]
+    fn what_came_home_goes_first() {
+        let chunks = [(1, 0), (2, 1), (3, HOME)];
+        assert_eq!(rounds(&chunks), [(3, HOME), (1, 0), (2, 1)]);
+        // But not before an earlier frame of its session.
+        let own = [(1, 0), (1, HOME), (2, HOME)];
+        assert_eq!(rounds(&own), [(2, HOME), (1, 0), (1, HOME)]);
+    }
+
+    #[test]
+    fn what_came_home_overtakes_no_control_operation() {
+        let home = Frame {
+            round: HOME,
+            ..rows(3, 0, 1)
+        };
+        let mut queue = queue([rows(1, 0, 1), frame(2, Operation::Create), home]);
+        assert_eq!(queue.next_round(HOME), 0);
+        queue.pop_front();
+        queue.pop_front();
+        assert_eq!(queue.next_round(HOME), HOME);
     }
 
     #[test]
