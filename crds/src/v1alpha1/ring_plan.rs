@@ -298,7 +298,7 @@ impl KvDtype {
 }
 
 /// The most positions of a prompt that go round the ring together: the rows of activations in one frame. Longer prompts go in chunks of
-/// this size, several of them in flight.
+/// this size, or of less beside others' tokens, several of them in flight.
 pub const CHUNK_POSITIONS: usize = 128;
 
 /// Positions whose keys and values lie together: a cache grows and shrinks by so many.

@@ -225,6 +225,8 @@ pub struct Scheduler {
     progress: Option<Instant>,
     /// Of passes that carry single tokens and drafts.
     cost: PassCost,
+    /// Of chunks, without what they waited for others.
+    chunk_cost: PassCost,
     pass_times: PassTimes,
     /// What the draft model is at.
     asked: Option<DraftJob>,
@@ -252,6 +254,8 @@ struct Limits {
     options: Options,
     /// The most tokens of a draft: layers with a window must be able to go back by as much.
     longest_draft: usize,
+    /// Chunks are as large as can be, whoever waits: their weights come from a disk, or go to a GPU, for each of them.
+    whole_chunks: bool,
 }
 
 enum Phase {
@@ -309,9 +313,10 @@ struct Flight {
     brings: Option<SequenceId>,
     /// Nothing else was on the ring when it left.
     alone: bool,
-    /// Rows of a token and its draft that left when no chunk was on the ring, and nothing of its session: its time is that of a pass of so
-    /// many rows.
-    pass_rows: Option<usize>,
+    rows: usize,
+    /// Its time is that of a pass of so many rows: it is a chunk, or a token and its draft that left when no chunk was on the ring, and
+    /// nothing of its session.
+    tells_cost: bool,
 }
 
 /// One job of the draft model.
@@ -385,6 +390,9 @@ impl Scheduler {
                     ..options
                 },
                 longest_draft: window.map_or(usize::MAX, |window| window.positions - 1),
+                whole_chunks: plan.members.iter().any(|one| {
+                    one.gpu_from_rows.is_some() || one.read_bytes_per_token.unwrap_or(0) > 0
+                }),
             },
             phase: Phase::Probing {
                 first_nonce: 1,
@@ -406,6 +414,7 @@ impl Scheduler {
             returned: 0,
             progress: None,
             cost: PassCost::default(),
+            chunk_cost: PassCost::default(),
             pass_times: PassTimes::default(),
             asked: None,
             guess_seconds: 0.0,
@@ -621,7 +630,7 @@ impl Scheduler {
     fn ignore_flights(&mut self, session: SessionId) {
         for flight in self.flights.get_mut(&session).into_iter().flatten() {
             flight.brings = None;
-            flight.pass_rows = None;
+            flight.tells_cost = false;
         }
     }
 }

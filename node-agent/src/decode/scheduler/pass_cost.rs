@@ -20,6 +20,8 @@ const GUESS: f64 = 0.15;
 const MOST_PASSES: f64 = 100.0;
 /// What B / A may be measured as, so that one slow pass does not decide everything.
 const BELIEVED: (f64, f64) = (0.005, 2.0);
+/// Passes whose rows have a lower variance do not tell what a row takes.
+const LEAST_VARIANCE: f64 = 0.05;
 
 impl PassCost {
     /// A pass of this many rows took so long.
@@ -42,6 +44,12 @@ impl PassCost {
         }
     }
 
+    /// How many rows take as long as so many passes without any; `None` while passes have not told.
+    pub fn rows_for(&self, passes: f64) -> Option<usize> {
+        let told = self.variance() >= LEAST_VARIANCE;
+        told.then(|| (passes / self.of_a_row()) as usize)
+    }
+
     /// Another time, in passes without any rows.
     pub fn in_passes(&self, seconds: f64) -> f64 {
         let (base, _) = self.fit();
@@ -62,16 +70,22 @@ impl PassCost {
     fn fit(&self) -> (f64, f64) {
         let mean_rows = self.rows / self.passes;
         let mean_seconds = self.seconds / self.passes;
-        let spread = self.rows_squared / self.passes - mean_rows * mean_rows;
-        if spread.is_nan() || spread < 0.05 {
+        let variance = self.variance();
+        if variance.is_nan() || variance < LEAST_VARIANCE {
             let base = mean_seconds / (1.0 + GUESS * mean_rows);
             return (base, base * GUESS);
         }
-        let row = (self.rows_seconds / self.passes - mean_rows * mean_seconds) / spread;
+        let row = (self.rows_seconds / self.passes - mean_rows * mean_seconds) / variance;
         // Noise may say that rows cost less than nothing, or everything.
         let row = row.clamp(0.0, mean_seconds / mean_rows);
         // Rounding may make it a little less than nothing.
         ((mean_seconds - row * mean_rows).max(0.0), row)
+    }
+
+    /// Of the passes' rows; not a number without passes.
+    fn variance(&self) -> f64 {
+        let mean_rows = self.rows / self.passes;
+        self.rows_squared / self.passes - mean_rows * mean_rows
     }
 }
 
@@ -114,6 +128,22 @@ mod tests {
         assert_eq!(cost.of(1), Duration::from_secs(2));
         cost.add(11, Duration::from_secs(4));
         assert!((cost.of(21).as_secs_f64() - 6.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn rows_are_told_by_passes_that_differ_and_by_no_guess() {
+        let mut cost = PassCost::default();
+        assert_eq!(cost.rows_for(4.0), None);
+        for _ in 0..300 {
+            cost.add(128, Duration::from_millis(10 + 3 * 128));
+            assert_eq!(cost.rows_for(4.0), None);
+        }
+        cost.add(50, Duration::from_millis(10 + 3 * 50));
+        // 40 ms are 13 rows.
+        assert_eq!(cost.rows_for(4.0), Some(13));
+        // That is known for long.
+        (0..100).for_each(|_| cost.add(128, Duration::from_millis(10 + 3 * 128)));
+        assert_eq!(cost.rows_for(4.0), Some(13));
     }
 
     #[test]

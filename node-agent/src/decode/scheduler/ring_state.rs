@@ -50,7 +50,8 @@ impl Scheduler {
             chunk: false,
             brings: None,
             alone: false,
-            pass_rows: None,
+            rows: 1,
+            tells_cost: false,
         };
         self.send_tokens(session, 0, token, (1, Output::Logits), flight);
     }

@@ -197,7 +197,8 @@ impl Scheduler {
             chunk: false,
             brings: Some(id),
             alone: false,
-            pass_rows: None,
+            rows: tokens.len(),
+            tells_cost: false,
         };
         let wanted = tokens.len();
         self.send_tokens(session, first, tokens, (wanted, Output::Logits), flight);

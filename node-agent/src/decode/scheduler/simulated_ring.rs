@@ -41,6 +41,7 @@ struct Answer {
     /// What had come home when it left.
     left_after: usize,
     first_position: usize,
+    sent: usize,
     /// Those that were wanted; none if the frame was refuted: no member needs to compute it.
     rows: Vec<u64>,
 }
@@ -158,6 +159,7 @@ impl SimulatedRing {
         let answer = Answer {
             left_after: self.came_home,
             first_position,
+            sent: tokens.len(),
             rows: rows.collect(),
         };
         let answers = self.answers.entry(id).or_default();
@@ -180,6 +182,11 @@ impl SimulatedRing {
             .filter(|(_, rows)| !rows.is_empty())
             .map(|(&session, _)| session)
             .collect()
+    }
+
+    /// Rows of the oldest frame of a session.
+    pub fn rows_of_oldest(&self, session: SessionId) -> usize {
+        self.answers[&session][0].sent
     }
 
     /// Lets the oldest frame of a session come home.

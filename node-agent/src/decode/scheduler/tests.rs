@@ -1,5 +1,6 @@
 //! What the scheduler makes of requests, on a simulated ring (`world`): a file for each subject.
 
+mod chunks;
 mod competing_requests;
 mod drafts;
 mod faults;

@@ -1,12 +1,15 @@
-//! How long an answer takes by the scheduler's decisions, on machines whose times are given: each computes one frame at a time, what it gets
-//! meanwhile waits, and a draft model guesses beside them. Time is counted, so it is the same wherever this runs.
+//! How long an answer takes by the scheduler's decisions, on machines whose times are given: what a machine gets while it computes waits, and
+//! goes together if it is of several sequences; a draft model guesses beside them. Time is counted, so it is the same wherever this runs.
 
-use std::collections::{BTreeMap, VecDeque};
+mod drafts;
+mod prompts;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::ring_plan::{PlannedModel, RingPlanSpec};
 
-use super::{Action, Event, Options, Read, Sampled, Scheduler, common_prefix};
+use super::{Action, Event, Options, Read, RequestId, Sampled, Scheduler, common_prefix};
 use crate::ring::SessionId;
 
 /// Times in microseconds.
@@ -28,6 +31,8 @@ struct Setting {
     head: u64,
     /// Tokens of the answer.
     answer: usize,
+    /// Tokens of another prompt.
+    other: usize,
 }
 
 const USUAL: Setting = Setting {
@@ -39,7 +44,11 @@ const USUAL: Setting = Setting {
     row: 13,
     head: 10,
     answer: 300,
+    other: 0,
 };
+/// The request that is answered, and that of the other prompt, of which only the first token is asked for.
+const ANSWERED: RequestId = 1;
+const OTHER: RequestId = 2;
 /// Tokens after which a text repeats.
 const PERIOD: usize = 50;
 const PROMPT: usize = 2 * PERIOD;
@@ -71,6 +80,8 @@ struct TimedRing {
     computed: Vec<u32>,
     /// Prompt and answer so far.
     text: Vec<u32>,
+    /// When the other prompt's first token came.
+    other_came: Option<u64>,
 }
 
 #[derive(Default)]
@@ -81,8 +92,8 @@ struct Machine {
 
 enum Happens {
     Arrives(Frame),
-    /// A machine is done with it.
-    Leaves(Frame),
+    /// A machine is done with them.
+    Leaves(Vec<Frame>),
     Guessed(Event),
 }
 
@@ -106,6 +117,14 @@ impl Setting {
         let position = if repeats { position % PERIOD } else { position };
         hash(position as u64) as u32
     }
+
+    /// What all machines compute of a pass of one row, what the slowest does, all links, and a guess.
+    fn times(&self) -> [f64; 4] {
+        let all: u64 = self.stages.iter().sum();
+        let slowest = self.stages.iter().max().unwrap();
+        let links = self.link * self.stages.len() as u64;
+        [all, *slowest, links, self.guess].map(|time| time as f64)
+    }
 }
 
 fn hash(number: u64) -> u64 {
@@ -114,13 +133,17 @@ fn hash(number: u64) -> u64 {
 }
 
 impl TimedRing {
-    fn answer(setting: &Setting, drafts: Drafts) -> Took {
+    /// One that is ready.
+    fn new(setting: &Setting, drafts: Drafts) -> Self {
         let members = setting.stages.len();
         let addresses: Vec<String> = (0..members).map(|n| format!("h{n}:1")).collect();
         let ends: Vec<i32> = (1..=members as i32).collect();
         let model = PlannedModel::new("m", "m.gguf", 1, members as i32);
-        let context = (PROMPT + setting.answer) as i32;
-        let plan = RingPlanSpec::cut(model, context, &addresses, &ends);
+        let context = (PROMPT + setting.answer + setting.other) as i32;
+        let plan = RingPlanSpec {
+            max_concurrent_requests: 2,
+            ..RingPlanSpec::cut(model, context, &addresses, &ends)
+        };
         let options = Options {
             grace: Duration::from_secs(60),
             outlast: Duration::ZERO,
@@ -138,21 +161,31 @@ impl TimedRing {
             machines: (0..members).map(|_| Machine::default()).collect(),
             computed: Vec::new(),
             text: (0..PROMPT).map(|nth| setting.said(nth)).collect(),
+            other_came: None,
         };
         ring.tell(Event::Tick, None);
         ring.tell(Event::Whole { nonce: 1 }, None);
         while ring.step() {}
-        let begun = ring.now;
+        ring
+    }
+
+    fn submit(&mut self, request: RequestId, prompt: Vec<u32>, max_tokens: usize) {
         let submitted = Event::Submitted {
-            request: 1,
-            prompt: ring.text.clone().into(),
+            request,
+            prompt: prompt.into(),
             choices: 1,
-            max_tokens: setting.answer,
+            max_tokens,
             read: Read::Continuation,
-            keyspace: 0,
-            client: 0,
+            keyspace: request,
+            client: request,
         };
-        ring.tell(submitted, None);
+        self.tell(submitted, None);
+    }
+
+    fn answer(setting: &Setting, drafts: Drafts) -> Took {
+        let mut ring = Self::new(setting, drafts);
+        let begun = ring.now;
+        ring.submit(ANSWERED, ring.text.clone(), setting.answer);
         ring.runs_until(PROMPT + 1);
         let first = ring.now;
         ring.runs_until(ring.end());
@@ -185,10 +218,10 @@ impl TimedRing {
         self.now = time;
         match what {
             Happens::Arrives(frame) => self.arrives(frame),
-            Happens::Leaves(frame) => {
-                let machine = frame.place % self.machines.len();
+            Happens::Leaves(batch) => {
+                let machine = batch[0].place % self.machines.len();
                 self.machines[machine].busy = false;
-                self.goes_on(frame);
+                batch.into_iter().for_each(|frame| self.goes_on(frame));
                 self.work(machine);
             }
             Happens::Guessed(event) => self.tell(event, None),
@@ -216,20 +249,45 @@ impl TimedRing {
 
     fn work(&mut self, machine: usize) {
         while !self.machines[machine].busy
-            && let Some(mut frame) = self.machines[machine].waiting.pop_front()
+            && let Some(first) = self.machines[machine].waiting.front()
         {
-            frame.waited += self.now - frame.arrived;
-            if frame.refuted {
-                self.goes_on(frame);
+            if first.refuted {
+                if let Some(mut frame) = self.machines[machine].waiting.pop_front() {
+                    frame.waited += self.now - frame.arrived;
+                    self.goes_on(frame);
+                }
                 continue;
             }
-            self.machines[machine].busy = true;
-            let takes = match frame.place == self.machines.len() {
-                true => self.setting.stages[0] * self.setting.head * frame.wanted as u64 / 100,
-                false => self.stage(machine, frame.rows),
+            let home = first.place == self.machines.len();
+            let mut batch = self.take_batch(machine);
+            let share = |frame: &Frame| match home {
+                true => frame.wanted as u64,
+                false => frame.rows as u64,
             };
-            self.after(takes, Happens::Leaves(frame));
+            let all: u64 = batch.iter().map(share).sum();
+            let takes = match home {
+                true => self.setting.stages[0] * self.setting.head * all / 100,
+                false => self.stage(machine, all as usize),
+            };
+            for frame in &mut batch {
+                // The time for others' rows is waiting, too.
+                let own = takes * share(frame) / all.max(1);
+                frame.waited += self.now - frame.arrived + takes - own;
+            }
+            self.machines[machine].busy = true;
+            self.after(takes, Happens::Leaves(batch));
         }
+    }
+
+    /// What has waited longest, and others' frames that can go with it.
+    fn take_batch(&mut self, machine: usize) -> Vec<Frame> {
+        let waiting = std::mem::take(&mut self.machines[machine].waiting);
+        let place = waiting[0].place;
+        let mut seen = BTreeSet::new();
+        let fits = |frame: &Frame| seen.insert(frame.session) && frame.place == place;
+        let (batch, rest) = waiting.into_iter().partition::<Vec<Frame>, _>(fits);
+        self.machines[machine].waiting = rest.into();
+        batch
     }
 
     fn stage(&self, machine: usize, rows: usize) -> u64 {
@@ -258,6 +316,10 @@ impl TimedRing {
         while let Some(action) = actions.pop_front() {
             let answer = match action {
                 Action::Release { session } => Event::Released { session },
+                Action::Sample { request: OTHER, .. } => {
+                    self.other_came = Some(self.now);
+                    Event::Cancelled { request: OTHER }
+                }
                 Action::Sample { request, draft, .. } => {
                     let frame = frame.filter(|frame| !frame.refuted).unwrap();
                     let tokens = self.sample(frame.wanted, &draft);
@@ -333,7 +395,7 @@ impl TimedRing {
         self.computed = computed;
         let took = self.setting.guess * newly as u64;
         let guessed = Event::Guessed {
-            request: 1,
+            request: ANSWERED,
             choice: 0,
             taken_in,
             tokens,
@@ -341,221 +403,4 @@ impl TimedRing {
         };
         self.after(took, Happens::Guessed(guessed));
     }
-}
-
-/// How many times as fast an answer is for running ahead.
-fn gain(setting: &Setting) -> f64 {
-    let [without, with] = [Drafts::OneAfterTheOther, Drafts::Ahead].map(|drafts| {
-        let took = TimedRing::answer(setting, drafts);
-        took.until_first_token + took.from_first_token
-    });
-    without as f64 / with as f64
-}
-
-#[test]
-fn running_ahead_gains_and_hardly_ever_costs() {
-    let rings: [&[u64]; 4] = [
-        &[50_000; 2],
-        &[25_000; 4],
-        &[17_000, 17_000, 50_000, 17_000],
-        &[2000; 4],
-    ];
-    let mut gains = Vec::new();
-    for stages in rings {
-        for link in [500, 25_000] {
-            for guess in [2000, 10_000] {
-                for right in [40, 60, 80, 95] {
-                    let setting = Setting {
-                        stages: stages.to_vec(),
-                        link,
-                        guess,
-                        right,
-                        ..USUAL
-                    };
-                    let gain = gain(&setting);
-                    assert!(gain > 0.93, "{gain} with {setting:?}");
-                    gains.push(gain);
-                }
-            }
-        }
-    }
-    let mean = gains.iter().sum::<f64>() / gains.len() as f64;
-    assert!(mean > 1.15, "{mean}");
-}
-
-#[test]
-fn running_ahead_hides_the_draft_model_and_long_links() {
-    let setting = Setting {
-        stages: vec![25_000; 4],
-        link: 25_000,
-        guess: 10_000,
-        right: 95,
-        ..USUAL
-    };
-    let far = gain(&setting);
-    assert!(far > 1.7, "{far}");
-    // One machine has nothing that could overlap.
-    let alone = Setting {
-        stages: vec![100_000],
-        link: 0,
-        ..setting
-    };
-    assert_eq!(gain(&alone), 1.0);
-}
-
-#[test]
-fn a_text_that_repeats_runs_ahead_of_long_drafts() {
-    for (stages, link) in [
-        (&[50_000; 2][..], 500),
-        (&[25_000; 4], 500),
-        (&[2000; 4], 25_000),
-    ] {
-        for (new, least) in [(0, 1.1), (5, 1.0), (20, 0.97)] {
-            let setting = Setting {
-                stages: stages.to_vec(),
-                link,
-                new,
-                ..USUAL
-            };
-            let gain = gain(&setting);
-            assert!(gain >= least, "{gain} with {setting:?}");
-        }
-    }
-}
-
-/// Few passes overlap here, so narrow frames would bring fewer tokens in a trip than one long draft.
-#[test]
-fn right_drafts_of_a_text_run_ahead_without_loss() {
-    for (stages, link) in [
-        (&[40_000][..], 25_000),
-        (&[25_000], 25_000),
-        (&[40_000], 50_000),
-        (&[30_000], 100_000),
-        (&[40_000; 2], 25_000),
-    ] {
-        for row in [1, 3] {
-            let setting = Setting {
-                stages: stages.to_vec(),
-                link,
-                new: 0,
-                row,
-                ..USUAL
-            };
-            let gain = gain(&setting);
-            assert!(gain >= 1.0, "{gain} with {setting:?}");
-        }
-    }
-}
-
-/// How many times as fast tokens come as without drafts, by a formula and by the scheduler.
-#[derive(Debug)]
-struct Gains {
-    expected: f64,
-    found: f64,
-}
-
-impl Setting {
-    /// What a pass of so many rows takes, of what one of a single row does.
-    fn pass(&self, rows: usize) -> f64 {
-        1.0 + self.row as f64 / 100.0 * (rows as f64 - 1.0)
-    }
-
-    /// What all machines compute of a pass of one row, what the slowest does, all links, and a guess.
-    fn times(&self) -> [f64; 4] {
-        let all: u64 = self.stages.iter().sum();
-        let slowest = self.stages.iter().max().unwrap();
-        let links = self.link * self.stages.len() as u64;
-        [all, *slowest, links, self.guess].map(|time| time as f64)
-    }
-
-    /// One draft after the other, of the best length: a pass brings the tokens up to the first wrong one.
-    fn in_turn(&self) -> f64 {
-        let ([all, _, links, guess], right) = (self.times(), self.right as f64 / 100.0);
-        let gains = (0..32).map(|draft| {
-            let tokens = (1.0 - right.powi(draft + 1)) / (1.0 - right);
-            let draft = draft as usize;
-            let takes = all * self.pass(draft + 1) + links + draft as f64 * guess;
-            (all + links) * tokens / takes
-        });
-        gains.fold(0.0, f64::max)
-    }
-
-    /// Frames of the best number of rows that follow one another as fast as the slowest machine, or the draft model, takes them. The first wrong
-    /// token costs a whole trip, and nothing that was sent behind it takes any time.
-    fn ahead(&self) -> f64 {
-        let ([all, slowest, links, guess], right) = (self.times(), self.right as f64 / 100.0);
-        let gains = (1..32).map(|rows| {
-            let interval = (slowest * self.pass(rows)).max(rows as f64 * guess);
-            let frames = 1.0 / (1.0 - right.powi(rows as i32));
-            let takes = all * self.pass(rows) + links + (frames - 1.0) * interval;
-            (all + links) / (1.0 - right) / takes
-        });
-        gains.fold(0.0, f64::max)
-    }
-
-    fn gains(&self) -> [Gains; 2] {
-        let took = |drafts| TimedRing::answer(self, drafts).from_first_token as f64;
-        let without = took(Drafts::Nothing);
-        [
-            Gains {
-                expected: self.in_turn(),
-                found: without / took(Drafts::OneAfterTheOther),
-            },
-            Gains {
-                expected: self.ahead(),
-                found: without / took(Drafts::Ahead),
-            },
-        ]
-    }
-}
-
-/// Ahead, theory breaks off every pass under way that a wrong token refutes. Members finish theirs, so it is 0.81 of theory where half of the
-/// guesses are wrong, and 0.84 to 0.85 in the other rings; one draft after the other is 0.97 to 0.98.
-#[test]
-fn gains_over_plain_decoding_are_what_theory_says() {
-    for (stages, link, right, row) in [
-        (&[50_000; 2][..], 2500, 80, 13),
-        (&[25_000; 4], 1250, 50, 13),
-        (&[25_000; 4], 1250, 80, 13),
-        (&[17_000, 17_000, 50_000, 17_000], 1250, 80, 13),
-        (&[12_500; 8], 625, 80, 13),
-        (&[25_000; 4], 1250, 80, 3),
-        (&[25_000; 4], 12_500, 80, 13),
-        (&[25_000; 4], 5000, 80, 13),
-    ] {
-        let setting = Setting {
-            stages: stages.to_vec(),
-            link,
-            guess: 100,
-            right,
-            row,
-            head: 0,
-            answer: 3000,
-            ..USUAL
-        };
-        for (form, gains) in ["in turn", "ahead"].into_iter().zip(setting.gains()) {
-            let share = gains.found / gains.expected;
-            println!("{stages:?}, {link}, {right}, {row}, {form}: {gains:?}, {share:.3}");
-            assert!(
-                (0.8..1.2).contains(&share),
-                "{form}: {gains:?}, {setting:?}"
-            );
-        }
-    }
-}
-
-#[test]
-fn a_draft_model_pays_over_links_of_five_milliseconds() {
-    let setting = Setting {
-        stages: vec![25_000; 4],
-        link: 5000,
-        guess: 1000,
-        right: 80,
-        answer: 3000,
-        ..USUAL
-    };
-    let [in_turn, ahead] = setting.gains();
-    println!("{in_turn:?} {ahead:?}");
-    assert!(in_turn.found > 1.8, "{in_turn:?}");
-    assert!(ahead.found > 2.5, "{ahead:?}");
 }

@@ -31,6 +31,8 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
             DEADLINE * 9 / 10,
         ][random.below(4)];
         world.random = Random(!seed);
+        // Chunks are whole, or smaller beside tokens.
+        world.row = seed % 2;
         // Requests that a fault of the ring ended.
         let (mut faults, mut losses, mut ended) = (0, 0, 0);
         let mut texts: Vec<Vec<u32>> = vec![tokens(seed, 300)];

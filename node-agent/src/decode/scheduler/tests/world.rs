@@ -35,8 +35,11 @@ pub struct World {
     /// Rows of drafts on the ring at once.
     pub most_drafted: usize,
     pub accepted: usize,
-    /// Milliseconds of a pass, of which each member computes one.
+    /// Milliseconds of a pass, of which each member computes one, and of each of its rows.
     pub trip: u64,
+    pub row: u64,
+    /// Rows of each frame that was sent.
+    pub sent: Vec<usize>,
     /// Of answers to what is asked from now on.
     pub form: Form,
     /// What the draft model was asked, in order.
@@ -143,6 +146,8 @@ impl World {
             most_drafted: 0,
             accepted: 0,
             trip: shape.overlap,
+            row: 0,
+            sent: Vec::new(),
             form: Form::Free,
             asked: VecDeque::new(),
             silence: Duration::ZERO,
@@ -176,7 +181,8 @@ impl World {
             match action {
                 Action::Probe { nonce } => self.nonce = Some(nonce),
                 // Memory is taken when a session grows. A branch is counted here as if it shared nothing, though it does until then.
-                Action::Send { .. } => {
+                Action::Send { tokens, .. } => {
+                    self.sent.push(tokens.len());
                     if let Some(planned) = self.windows {
                         let planned = planned.next_multiple_of(BLOCK_POSITIONS);
                         let held = self.ring.windowed_positions();
@@ -370,10 +376,11 @@ impl World {
 
     /// The oldest frame of a session does.
     pub fn comes_home(&mut self, session: SessionId) {
+        let trip = self.trip + self.row * self.ring.rows_of_oldest(session) as u64;
         let rows = self.ring.home(session);
         let home = Event::Home {
             session,
-            trip: Duration::from_millis(self.trip),
+            trip: Duration::from_millis(trip),
             slowest: Duration::from_millis(1),
         };
         self.tell(home, &rows);
