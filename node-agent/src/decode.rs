@@ -522,11 +522,10 @@ impl Decode {
                 }
                 Err(error) => {
                     let reason = error.to_string();
-                    request.phase.failed(reason.clone());
-                    let failed = GenerationEvent::Failed(GenerationError::Logits { reason });
-                    let _ = request.events.try_send(failed);
-                    self.requests.remove(&id);
-                    return cancelled;
+                    return Event::NothingFollows {
+                        request: id,
+                        reason,
+                    };
                 }
             }
         }

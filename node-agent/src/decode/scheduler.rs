@@ -78,6 +78,8 @@ pub enum Event {
         request: RequestId,
         choices: Vec<Sampled>,
     },
+    /// No token can be drawn from what [`Action::Sample`] named. It may come of what the ring holds of the request, so none of that is kept.
+    NothingFollows { request: RequestId, reason: String },
     /// A member did not compute a frame of this session.
     Refused {
         session: SessionId,
@@ -457,6 +459,9 @@ impl Scheduler {
                 slowest,
             } => self.home(session, trip, slowest, now),
             Event::Sampled { request, choices } => self.sampled(request, choices, now),
+            Event::NothingFollows { request, reason } => {
+                self.fail(request, GenerationError::Logits { reason }, now);
+            }
             Event::Refused {
                 session,
                 rank,

@@ -103,6 +103,23 @@ fn a_conversation_is_forgotten_after_an_hour() {
 }
 
 #[test]
+fn nothing_is_kept_that_no_token_followed_from() {
+    let mut world = World::new(SMALL);
+    let prompt = tokens(1, 200);
+    world.ask(1, &prompt, 1);
+    world.nothing_follows = true;
+    world.submit(2, &prompt, 2, 5, 0);
+    world.run();
+    assert!(matches!(world.failed[&2], GenerationError::Logits { .. }));
+    assert_eq!(
+        (world.ring.sessions(), world.scheduler.kv().sessions),
+        (0, 0)
+    );
+    world.nothing_follows = false;
+    assert_eq!(world.ask(3, &prompt, 1).cached, Some(0));
+}
+
+#[test]
 fn a_window_is_gone_back_by_as_far_as_it_is_kept() {
     let mut world = World::new(Shape {
         window: Some(64),

@@ -42,6 +42,8 @@ pub struct World {
     pub sent: Vec<usize>,
     /// Of answers to what is asked from now on.
     pub form: Form,
+    /// No token can be drawn from any row.
+    pub nothing_follows: bool,
     /// What the draft model was asked, in order.
     pub asked: VecDeque<Action>,
     /// How long nothing may be heard of the slowest member. No time passes where it is nothing.
@@ -149,6 +151,7 @@ impl World {
             row: 0,
             sent: Vec::new(),
             form: Form::Free,
+            nothing_follows: false,
             asked: VecDeque::new(),
             silence: Duration::ZERO,
             random: Random(0),
@@ -195,6 +198,11 @@ impl World {
                         assert!(before.is_none() || client.read == Read::AllStates);
                         client.states.clear();
                     }
+                }
+                Action::Sample { request, .. } if self.nothing_follows => {
+                    let reason = "logits that are no numbers".to_owned();
+                    let event = Event::NothingFollows { request, reason };
+                    actions.extend(self.scheduler.handle(event, self.now));
                 }
                 Action::Sample {
                     request,
