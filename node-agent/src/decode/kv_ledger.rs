@@ -186,6 +186,11 @@ impl KvLedger {
         }
     }
 
+    /// Positions that a row sees in layers with windows, if there are any.
+    pub fn window(&self) -> Option<usize> {
+        self.windows.map(|windows| windows.window)
+    }
+
     /// Whether a busy session can have `rows` positions after its first `first` now.
     pub fn fits(&self, session: SessionId, first: usize, rows: usize) -> bool {
         self.missing(session, first, rows) == 0 && self.windows_fit(session, first, rows)

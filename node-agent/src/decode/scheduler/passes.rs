@@ -468,11 +468,14 @@ impl Scheduler {
         }
         for Sampled {
             choice,
+            tokens,
             ended,
             forced,
-            ..
         } in sampled
         {
+            if !ended {
+                self.keep_prompt((id, choice), tokens.len(), now);
+            }
             let sequence = self.sequence((id, choice));
             let length = sequence.as_ref().map_or(0, |one| one.text.len());
             match (ended, sequence.map(|one| &one.state)) {

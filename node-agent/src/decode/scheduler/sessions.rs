@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use prima_crds::v1alpha1::ring_plan::DRAFTED_ROWS;
+
 use super::kept::Prefix;
 use super::{Action, Read, Scheduler, SequenceId, State};
 use crate::generation::GenerationError;
@@ -24,11 +26,7 @@ impl Scheduler {
             self.truncate(session, text.len());
         }
         self.ledger.set_busy(session, false);
-        let within = |held: &[u32]| held.len() >= text.len() && held[..text.len()] == text[..];
-        let covering = self.kept.of(keyspace).find(|(other, held)| {
-            within(held) && self.ledger.shortest(*other) <= text.len().saturating_sub(1)
-        });
-        if let Some((other, _)) = covering {
+        if let Some(other) = self.covering(&text, keyspace) {
             if let Some(prefix) = self.kept.get_mut(other) {
                 prefix.last_used = now;
             }
@@ -54,6 +52,41 @@ impl Scheduler {
             && let Some(oldest) = self.kept.oldest()
         {
             self.forget(oldest, now);
+        }
+    }
+
+    /// A kept session that serves whatever begins with `text`.
+    fn covering(&self, text: &[u32], keyspace: u64) -> Option<SessionId> {
+        let mut kept = self.kept.of(keyspace);
+        let covering = kept.find(|(session, held)| {
+            let shortest = self.ledger.shortest(*session);
+            held.starts_with(text) && shortest <= text.len().saturating_sub(1)
+        });
+        covering.map(|(session, _)| session)
+    }
+
+    /// Keeps the prompt of a sequence apart when its answer, of which `new` tokens have just come, begins to get so long that layers with windows
+    /// soon cannot go back. A next turn often goes on from the prompt: templates leave out what was thought, and people ask again.
+    pub(super) fn keep_prompt(&mut self, id: SequenceId, new: usize, now: Instant) {
+        let (Some(window), Some(request)) = (self.ledger.window(), self.requests.get(&id.0)) else {
+            return;
+        };
+        let sequence = &request.sequences[id.1];
+        let State::Running { session, .. } = sequence.state else {
+            return;
+        };
+        // With half a window left, the end of the prompt may change, too. And what is drafted counts as soon as it is on the ring.
+        let soon = (window / 2).min(window.saturating_sub(DRAFTED_ROWS)).max(1);
+        let answer = sequence.text.len() - request.prompt.len();
+        let begins = answer >= soon && answer - new < soon;
+        if !begins || self.sessions_left() == 0 {
+            return;
+        }
+        let (prompt, keyspace) = (request.prompt.to_vec(), request.keyspace);
+        if self.covering(&prompt, keyspace).is_none() {
+            let child = self.new_session();
+            self.fork(session, child);
+            self.keep(child, prompt, keyspace, now);
         }
     }
 

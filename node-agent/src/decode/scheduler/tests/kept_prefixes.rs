@@ -131,3 +131,63 @@ fn a_window_is_gone_back_by_as_far_as_it_is_kept() {
     assert_eq!(world.ask(2, &changed(350), 1).cached, Some(350));
     assert_eq!(world.ask(3, &changed(100), 1).cached, Some(0));
 }
+
+/// Templates leave out what was thought.
+#[test]
+fn a_prompt_is_kept_of_an_answer_longer_than_the_window() {
+    for draft_model in [false, true] {
+        let mut world = World::new(Shape {
+            window: Some(64),
+            contexts: 2,
+            draft_model,
+            ..SMALL
+        });
+        let prompt = prompts_with_long_answers(400).next().unwrap();
+        let first = world.ask(1, &prompt, 200);
+        assert_eq!(first.choices[0].0.len(), 200);
+        let turn = [&prompt[..], &tokens(9, 20)].concat();
+        assert_eq!(world.ask(2, &turn, 1).cached, Some(400));
+        assert_eq!(world.ask(3, &prompt, 1).cached, Some(399));
+    }
+}
+
+#[test]
+fn the_prompt_of_several_long_answers_is_kept_once() {
+    let mut world = World::new(Shape {
+        window: Some(64),
+        contexts: 4,
+        ..SMALL
+    });
+    let prompt = prompts_with_long_answers(400).next().unwrap();
+    world.submit(1, &prompt, 3, 200, 0);
+    let waits = |world: &World| world.clients[&1].choices[0].0.is_empty();
+    let mut steps = 0;
+    while waits(&world) {
+        world.step(steps);
+        steps += 1;
+    }
+    // Three answers and the prompt.
+    assert_eq!(world.scheduler.kv().sessions, 4);
+    world.run();
+    world.is_quiet();
+    let turn = [&prompt[..], &tokens(9, 20)].concat();
+    assert_eq!(world.ask(2, &turn, 1).cached, Some(400));
+}
+
+#[test]
+fn no_prompt_stays_of_an_answer_within_the_window() {
+    let mut world = World::new(Shape {
+        window: Some(200),
+        contexts: 2,
+        ..SMALL
+    });
+    let prompt = prompts_with_long_answers(400).next().unwrap();
+    world.submit(1, &prompt, 1, 150, 0);
+    let (mut most, mut steps) = (0, 0);
+    while world.step(steps) {
+        most = most.max(world.scheduler.kv().sessions);
+        steps += 1;
+    }
+    world.is_quiet();
+    assert_eq!((most, world.scheduler.kv().sessions), (2, 1));
+}

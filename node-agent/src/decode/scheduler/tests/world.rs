@@ -576,6 +576,11 @@ impl Random {
 
 /// Prompts of 30 tokens whose answers are at least 200 long.
 pub fn long_prompts() -> impl Iterator<Item = Vec<u32>> {
+    prompts_with_long_answers(30)
+}
+
+/// Prompts of so many tokens whose answers are at least 200 long.
+pub fn prompts_with_long_answers(count: usize) -> impl Iterator<Item = Vec<u32>> {
     let long = |prompt: &Vec<u32>| {
         let client = Client {
             prompt: prompt.clone(),
@@ -588,5 +593,5 @@ pub fn long_prompts() -> impl Iterator<Item = Vec<u32>> {
         };
         client.expected(0, CONTEXTS_END).len() == 200
     };
-    (0..).map(|seed| tokens(seed, 30)).filter(long)
+    (0..).map(move |seed| tokens(seed, count)).filter(long)
 }
