@@ -29,7 +29,7 @@ use super::schedule::Schedule;
 use super::session::SessionTable;
 use super::transport::Inbound;
 use super::wire::{self, FrameLimits};
-use super::worker::{Work, WorkOutput, Worker, WorkerError};
+use super::worker::{Work, WorkOutput, WorkOutputs, Worker, WorkerError};
 
 /// One member's loop.
 pub struct Hop {
@@ -106,7 +106,7 @@ struct Unpacked {
 
 /// What computing a batch took, and how the weights are after it.
 struct Pass {
-    /// Of all frames.
+    /// Of all frames that were computed.
     rows: usize,
     spent: Duration,
     kv_bytes: u64,
@@ -351,7 +351,6 @@ impl Hop {
         let started = Instant::now();
         let outputs = self.produce(round, work, rows).await?;
         let spent = started.elapsed();
-        self.row_cost[round] = Some((spent / rows.max(1) as u32, Instant::now()));
         let outputs = match outputs {
             Ok(outputs) => outputs,
             Err(error) => {
@@ -362,6 +361,12 @@ impl Hop {
                 };
             }
         };
+        let computed = frames.iter().zip(&outputs);
+        let computed = computed.filter(|(_, output)| output.is_ok());
+        let rows: usize = computed.map(|(unpacked, _)| unpacked.rows).sum();
+        if rows > 0 {
+            self.row_cost[round] = Some((spent / rows as u32, Instant::now()));
+        }
         let pass = {
             let worker = self.worker();
             Pass {
@@ -374,6 +379,13 @@ impl Hop {
         };
         let mut before = 0;
         for (unpacked, output) in frames.into_iter().zip(outputs) {
+            let output = match output {
+                Ok(output) => output,
+                Err(error) => {
+                    self.report_failed(round, std::slice::from_ref(&unpacked), &error);
+                    continue;
+                }
+            };
             let timing = self.timing(&pass, &unpacked, before);
             before += unpacked.rows;
             let Unpacked {
@@ -529,7 +541,7 @@ impl Hop {
         round: usize,
         work: Vec<Work>,
         rows: usize,
-    ) -> Result<Result<Vec<WorkOutput>, WorkerError>, HopError> {
+    ) -> Result<WorkOutputs, HopError> {
         let quick = self.row_cost[round].is_some_and(|(cost, measured)| {
             measured.elapsed() < COST_LIFETIME && cost * (rows as u32) < INLINE_LIMIT
         });

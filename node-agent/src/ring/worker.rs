@@ -69,14 +69,26 @@ pub enum WorkerError {
     },
     #[error("session {session} has no KV cache in round {round}")]
     NoCache { session: SessionId, round: usize },
+    #[error(
+        "session {session} holds {held} positions in round {round}, expected {first_position}; an earlier pass of it failed"
+    )]
+    Position {
+        session: SessionId,
+        round: usize,
+        first_position: usize,
+        held: usize,
+    },
 }
+
+/// What came of each work of a batch, or why nothing did.
+pub type WorkOutputs = Result<Vec<Result<WorkOutput, WorkerError>>, WorkerError>;
 
 impl WorkerError {
     /// Whether later passes fail as well.
     pub fn is_lasting(&self) -> bool {
         match self {
             Self::Open { source, .. } | Self::Compute { source, .. } => source.is_lasting(),
-            Self::NoCache { .. } => false,
+            Self::NoCache { .. } | Self::Position { .. } => false,
         }
     }
 }
@@ -258,8 +270,73 @@ impl Worker {
     }
 
     /// Runs the window of `round` (on rank 0 in round `rounds`: the output head) over all of `batch` at once. A session
-    /// occurs at most once. Results come in the order of the batch. After an error none of them may be used.
-    pub fn run(&mut self, round: usize, batch: Vec<Work>) -> Result<Vec<WorkOutput>, WorkerError> {
+    /// occurs at most once. Results come in the order of the batch. A session that lacks what its work goes on from fails alone. After an
+    /// error of all, none of them may be used.
+    pub fn run(&mut self, round: usize, batch: Vec<Work>) -> WorkOutputs {
+        let mut able = Vec::with_capacity(batch.len());
+        let mut caches = Vec::with_capacity(batch.len());
+        let mut unable = Vec::with_capacity(batch.len());
+        for work in batch {
+            unable.push(match self.take_cache(round, &work) {
+                Ok(cache) => {
+                    caches.extend(cache);
+                    able.push(work);
+                    None
+                }
+                Err(error) => Some(error),
+            });
+        }
+        let outputs = match able.is_empty() {
+            true => Ok(Vec::new()),
+            false => self.run_all(round, &able, &mut caches),
+        };
+        if let Some(stage) = self.stages.get_mut(round) {
+            let sessions = able.iter().map(|work| work.session);
+            stage.caches.extend(sessions.zip(caches));
+        }
+        let mut outputs = outputs?.into_iter();
+        let results = unable.into_iter().filter_map(|error| match error {
+            Some(error) => Some(Err(error)),
+            None => outputs.next().map(Ok),
+        });
+        Ok(results.collect())
+    }
+
+    /// The cache that a work goes on in, if there is one in this round, cut to where the work begins. It ends before where an earlier pass of
+    /// the session has failed: the frames behind that one were on their way.
+    fn take_cache(&mut self, round: usize, work: &Work) -> Result<Option<KvCache>, WorkerError> {
+        let (session, first_position) = (work.session, work.first_position);
+        let Some(Stage {
+            window: Some(_),
+            caches,
+        }) = self.stages.get_mut(round)
+        else {
+            return Ok(None);
+        };
+        let cache = caches
+            .get_mut(&session)
+            .ok_or(WorkerError::NoCache { session, round })?;
+        if first_position < cache.len() {
+            cache.truncate(first_position);
+        }
+        match cache.len() {
+            held if held == first_position => Ok(caches.remove(&session)),
+            held => Err(WorkerError::Position {
+                session,
+                round,
+                first_position,
+                held,
+            }),
+        }
+    }
+
+    /// Runs a batch whose sessions all go on, each in its cache.
+    fn run_all(
+        &mut self,
+        round: usize,
+        batch: &[Work],
+        caches: &mut [KvCache],
+    ) -> Result<Vec<WorkOutput>, WorkerError> {
         let hidden = self.model.spec().hidden;
         let compute = |source| WorkerError::Compute {
             round,
@@ -275,16 +352,16 @@ impl Worker {
                 .all(|work| matches!(work.input, FrameInput::Rows(_)) && work.wanted == work.rows)
         {
             return Ok(batch
-                .into_iter()
-                .filter_map(|work| match work.input {
-                    FrameInput::Rows(payload) => Some(WorkOutput::Rows(payload)),
+                .iter()
+                .filter_map(|work| match &work.input {
+                    FrameInput::Rows(payload) => Some(WorkOutput::Rows(payload.clone())),
                     FrameInput::Tokens(_) => None,
                 })
                 .collect());
         }
 
         self.rows.clear();
-        for work in &batch {
+        for work in batch {
             match &work.input {
                 FrameInput::Rows(payload) => {
                     wire::append_numbers(self.dtype, payload, &mut self.rows)
@@ -301,51 +378,24 @@ impl Worker {
             }
         }
         if is_head {
-            return self.head(&batch).map_err(compute);
+            return self.head(batch).map_err(compute);
         }
-        if let Stage {
-            window: Some(window),
-            caches,
-        } = &mut self.stages[round]
-        {
-            let mut taken = Vec::with_capacity(batch.len());
-            for work in &batch {
-                match caches.remove(&work.session) {
-                    Some(cache) => taken.push(cache),
-                    None => break,
-                }
-            }
-            let complete = taken.len() == batch.len();
-            for (cache, work) in taken.iter_mut().zip(&batch) {
-                if work.first_position < cache.len() {
-                    cache.truncate(work.first_position);
-                }
-            }
-            let result = if complete {
-                let mut entries: Vec<BatchEntry<'_>> = taken
-                    .iter_mut()
-                    .zip(&batch)
-                    .map(|(kv, work)| BatchEntry {
-                        kv,
-                        first_position: work.first_position,
-                        rows: work.rows,
-                    })
-                    .collect();
-                window
-                    .forward(&self.compute, &mut self.rows, &mut entries)
-                    .map_err(compute)
-            } else {
-                let session = batch[taken.len()].session;
-                Err(WorkerError::NoCache { session, round })
-            };
-            for (cache, work) in taken.into_iter().zip(&batch) {
-                caches.insert(work.session, cache);
-            }
-            result?;
+        if let Some(window) = &self.stages[round].window {
+            let entries = caches.iter_mut().zip(batch);
+            let mut entries: Vec<BatchEntry<'_>> = entries
+                .map(|(kv, work)| BatchEntry {
+                    kv,
+                    first_position: work.first_position,
+                    rows: work.rows,
+                })
+                .collect();
+            window
+                .forward(&self.compute, &mut self.rows, &mut entries)
+                .map_err(compute)?;
         }
         let mut outputs = Vec::with_capacity(batch.len());
         let mut rest = self.rows.as_slice();
-        for work in &batch {
+        for work in batch {
             let (own, after) = rest.split_at(work.rows * hidden);
             let wanted = &own[(work.rows - work.wanted) * hidden..];
             outputs.push(WorkOutput::Rows(wire::payload(self.dtype, wanted)));
@@ -422,8 +472,46 @@ fn parts(member: &RingMember, rank: usize) -> Vec<ResidencyPart> {
 
 #[cfg(test)]
 mod tests {
+    use prima_test_models::MadeUpModel;
+
     use super::*;
     use crate::ring::test_plan::plan;
+
+    /// The chunks behind one that failed are on their way, beside others' tokens.
+    #[test]
+    fn a_session_that_lacks_positions_fails_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.gguf");
+        MadeUpModel::default().write_for_ring(&path);
+        let model = Model::open(&path).unwrap();
+        let plan = plan(model.spec().layers.len(), 1, 1, &[]);
+        let schedule = Schedule::new(&plan, 0).unwrap();
+        let compute = Arc::new(Compute::new(1).unwrap());
+        let mut worker = Worker::new(model, compute, &plan, &schedule, false).unwrap();
+        worker.create(0, 1);
+        worker.create(0, 2);
+        let work = |session, first_position| Work {
+            session,
+            first_position,
+            rows: 2,
+            wanted: 1,
+            output: Output::Logits,
+            input: FrameInput::Tokens(vec![1, 2]),
+        };
+        let batch = vec![work(1, 5), work(2, 0), work(3, 0)];
+        let results = worker.run(0, batch).unwrap();
+        assert!(matches!(
+            results.as_slice(),
+            [
+                Err(WorkerError::Position { held: 0, .. }),
+                Ok(WorkOutput::Rows(_)),
+                Err(WorkerError::NoCache { .. })
+            ]
+        ));
+        // Nothing but that is lost of it.
+        let results = worker.run(0, vec![work(1, 0), work(2, 2)]).unwrap();
+        assert!(results.iter().all(Result::is_ok));
+    }
 
     #[test]
     fn the_planned_read_ahead_is_a_share_of_what_does_not_fit() {
