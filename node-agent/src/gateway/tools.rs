@@ -144,8 +144,10 @@ fn tool(number: usize, value: &Value) -> Result<Option<Tool>, ApiError> {
         }
     };
     let mut described = value.clone();
-    // Templates would tell the model of what is not there.
     if let Some(Value::Object(function)) = described.get_mut("function") {
+        // Some templates fail over a tool without them.
+        function.insert("parameters".into(), parameters.clone());
+        // Templates would tell the model of what is not there.
         function.retain(|_, value| !value.is_null());
     }
     Ok(Some(Tool {

@@ -73,6 +73,33 @@ async fn a_tool_needs_no_description() {
     }
 }
 
+/// Templates fail over a tool without parameters. In OpenAI's API of responses the field must be there, and may be null.
+#[tokio::test]
+async fn a_tool_needs_no_parameters() {
+    let template = "{{ tools[0].function | tojson }}{# <tool_call> #}";
+    let mut server = Server::start_with(options(), Some(text(Some(template)))).await;
+    let chat = |function: Value| json!({"messages": question(), "tools": [{"type": "function", "function": function}]});
+    for (route, body) in [
+        ("/v1/chat/completions", chat(json!({"name": "f"}))),
+        (
+            "/v1/chat/completions",
+            chat(json!({"name": "f", "parameters": null})),
+        ),
+        (
+            "/v1/responses",
+            json!({"input": "a", "tools": [{"type": "function", "name": "f", "parameters": null, "strict": null}]}),
+        ),
+        (
+            "/v1/messages",
+            json!({"max_tokens": 9, "messages": question(), "tools": [{"name": "f"}]}),
+        ),
+    ] {
+        let prompt = accepted(&mut server, route, &body).await.prompt();
+        let told = "{\"name\": \"f\", \"parameters\": {\"type\": \"object\", \"properties\": {}}}";
+        assert_eq!(prompt, told, "{route} {body}");
+    }
+}
+
 /// Tools that run at OpenAI's or Anthropic's.
 #[tokio::test]
 async fn tools_of_other_kinds_are_left_out() {
