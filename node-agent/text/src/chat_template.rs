@@ -164,7 +164,7 @@ impl ChatTemplate {
         Turns::tried(&arguments, |messages, texts| {
             extras.iter().all(|extra| {
                 let rendered = self.render(messages, true, extra);
-                rendered.is_ok_and(|prompt| texts.iter().all(|text| prompt.contains(text)))
+                rendered.is_ok_and(|prompt| holds_in_order(&prompt, texts))
             })
         })
     }
@@ -334,6 +334,16 @@ fn without_generation_blocks(source: &str) -> Result<String, ChatTemplateError> 
         .into_owned())
 }
 
+/// Whether the texts are in a prompt, one behind the other.
+fn holds_in_order(prompt: &str, texts: &[String]) -> bool {
+    let mut texts = texts.iter();
+    let found = texts.try_fold(prompt, |rest, text| {
+        let (_, behind) = rest.split_once(text.as_str())?;
+        Some(behind)
+    });
+    found.is_some()
+}
+
 fn failure(name: &'static str, error: minijinja::Error) -> ChatTemplateError {
     if error.kind() == ErrorKind::OutOfFuel {
         return ChatTemplateError::TooLong { name };
@@ -501,6 +511,11 @@ mod tests {
                 format!(
                     "{{% set n = namespace(s='') %}}{{% for m in messages{system} %}}{{% set n.s = m.content %}}{{% endfor %}}{{{{ n.s }}}}{others}"
                 ),
+                [true, false, true, true],
+            ),
+            // DeepSeek's other models: all instructions are at the beginning.
+            (
+                format!("{}{others}", each("", system)),
                 [true, false, true, true],
             ),
             // Qwen 3.5.

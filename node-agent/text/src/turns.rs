@@ -1,4 +1,5 @@
-//! Which turns a chat template takes. Some refuse messages that stand where their model has seen none, some leave them out without a word.
+//! Which turns a chat template takes. Some refuse messages that stand where their model has seen none, some leave them out without a word,
+//! some put them elsewhere.
 //!
 //! Decides: by trying, once. So a conversation is told alike however far it has come, and no request is rendered twice to find out.
 
@@ -36,7 +37,8 @@ impl Turns {
         user_after_result: true,
     };
 
-    /// Of a template. `shows` says whether its prompt of some messages holds these texts. `arguments` are a call's, in the form that it wants.
+    /// Of a template. `shows` says whether its prompt of some messages holds these texts, in this order. `arguments` are a call's, in the form
+    /// that it wants.
     pub(crate) fn tried(arguments: &Value, shows: impl Fn(&Value, &[String]) -> bool) -> Self {
         use Turn::{Assistant, Call, System, ToolResult, User};
         let takes = |turns: &[Turn]| {

@@ -17,6 +17,11 @@ const IGNORES: &str = "{% if messages[0].role == 'system' %}system: {{ messages[
     {% for message in messages if message.role != 'system' %}{{ message.role }}: {{ message.content }}|\
     {% endfor %}{# tools <tool_call> #}assistant: ";
 
+/// As DeepSeek's.
+const GATHERS: &str = "{% for message in messages if message.role == 'system' %}system: {{ message.content }}|{% endfor %}\
+    {% for message in messages if message.role != 'system' %}{{ message.role }}: {{ message.content }}|\
+    {% endfor %}{# tools <tool_call> #}assistant: ";
+
 async fn server(template: &str) -> Server {
     Server::start_with(options(), Some(text(Some(template)))).await
 }
@@ -86,7 +91,7 @@ async fn nothing_is_refused_or_lost_for_its_turn() {
 /// What was computed of it is of use.
 #[tokio::test]
 async fn a_conversation_that_goes_on_begins_as_before() {
-    for template in [REFUSES, IGNORES] {
+    for template in [REFUSES, IGNORES, GATHERS] {
         let mut server = server(template).await;
         let messages = [
             said("system", "a"),
