@@ -518,6 +518,13 @@ mod tests {
                 format!("{}{others}", each("", system)),
                 [true, false, true, true],
             ),
+            // Mistral Nemo: they are before the last words of the user.
+            (
+                "{% for m in messages if m.role != 'system' %}{% if loop.last and messages[0].role == 'system' %}\
+                    {{ messages[0].content }}{% endif %}{{ m.content }}{% endfor %}"
+                    .to_owned(),
+                [false, false, true, true],
+            ),
             // Qwen 3.5.
             (
                 each(&refuses("m.role == 'system' and not loop.first"), ""),

@@ -59,7 +59,8 @@ impl Turns {
         if !takes(&[User]) {
             return Self::ALL;
         }
-        let instructions = takes(&[System, User]);
+        // Some templates have them before the last words of the user, so with each turn elsewhere, and behind the result of a tool nowhere.
+        let instructions = takes(&[System, User]) && takes(&[System, User, Assistant, User]);
         Self {
             instructions,
             later_instructions: instructions && takes(&[System, User, Assistant, System, User]),

@@ -22,6 +22,11 @@ const GATHERS: &str = "{% for message in messages if message.role == 'system' %}
     {% for message in messages if message.role != 'system' %}{{ message.role }}: {{ message.content }}|\
     {% endfor %}{# tools <tool_call> #}assistant: ";
 
+/// As Mistral Nemo's.
+const MOVES: &str = "{% for message in messages if message.role != 'system' %}\
+    {% if loop.last and messages[0].role == 'system' %}system: {{ messages[0].content }}|{% endif %}\
+    {{ message.role }}: {{ message.content }}|{% endfor %}{# tools <tool_call> #}assistant: ";
+
 async fn server(template: &str) -> Server {
     Server::start_with(options(), Some(text(Some(template)))).await
 }
@@ -91,7 +96,7 @@ async fn nothing_is_refused_or_lost_for_its_turn() {
 /// What was computed of it is of use.
 #[tokio::test]
 async fn a_conversation_that_goes_on_begins_as_before() {
-    for template in [REFUSES, IGNORES, GATHERS] {
+    for template in [REFUSES, IGNORES, GATHERS, MOVES] {
         let mut server = server(template).await;
         let messages = [
             said("system", "a"),
