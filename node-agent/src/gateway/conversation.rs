@@ -75,7 +75,7 @@ fn message(number: usize, value: &Value) -> Result<Value, ApiError> {
     }
     let content = match fields.get("content") {
         Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(parts)) => joined_parts(&path, parts)?,
+        Some(Value::Array(parts)) => joined_parts(&path, role, parts)?,
         Some(other) => {
             return Err(fields.wrong("content", "a string or an array of text parts", other));
         }
@@ -124,7 +124,7 @@ fn tool_call(path: &str, value: &Value) -> Result<Value, ApiError> {
     }))
 }
 
-fn joined_parts(path: &str, parts: &[Value]) -> Result<String, ApiError> {
+fn joined_parts(path: &str, role: &str, parts: &[Value]) -> Result<String, ApiError> {
     let texts: Result<Vec<&str>, ApiError> = parts
         .iter()
         .enumerate()
@@ -134,14 +134,14 @@ fn joined_parts(path: &str, parts: &[Value]) -> Result<String, ApiError> {
             let kind = fields
                 .string("type")?
                 .ok_or_else(|| fields.missing("type"))?;
-            if kind != "text" {
-                return Err(fields.wrong(
-                    "type",
-                    "`text`, all that this model reads",
-                    &kind.into(),
-                ));
+            match kind {
+                "text" => fields.string("text")?.ok_or_else(|| fields.missing("text")),
+                _ if role == "tool" => Ok(part["text"].as_str().unwrap_or(tools::UNREADABLE_PART)),
+                _ => {
+                    let must = "`text`, all that this model reads";
+                    Err(fields.wrong("type", must, &kind.into()))
+                }
             }
-            fields.string("text")?.ok_or_else(|| fields.missing("text"))
         })
         .collect();
     Ok(texts?.join("\n"))

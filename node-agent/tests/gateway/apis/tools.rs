@@ -248,6 +248,37 @@ async fn an_image_that_a_tool_brings_is_a_note() {
     }
 }
 
+/// So agents send what an MCP server shows them.
+#[tokio::test]
+async fn an_image_in_a_chats_result_is_a_note() {
+    let mut server = Server::start_with(options(), Some(text(Some(TEMPLATE)))).await;
+    let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let said = |content: Value| {
+        json!({"messages": [
+            {"role": "user", "content": "u"},
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": content},
+        ]})
+    };
+    let image =
+        json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}});
+    let body = said(json!([{"type": "text", "text": "r"}, image]));
+    let accepted = accepted(&mut server, "/v1/chat/completions", &body).await;
+    let prompt = accepted.prompt();
+    let ends = "|tool: r\n[an image, which this model cannot read]|assistant: ";
+    assert!(prompt.ends_with(ends), "{prompt}");
+    // What is no part, or no text where one is promised, is a mistake.
+    for content in [json!(["r"]), json!([{"type": "text"}])] {
+        let reply = post("/v1/chat/completions", &said(content))
+            .send(server.address)
+            .await;
+        assert_eq!(reply.status, 400);
+        let error = reply.json().await["error"].take();
+        let param = error["param"].as_str().unwrap();
+        assert!(param.starts_with("messages[2].content[0]"), "{param}");
+    }
+}
+
 /// Its arguments are held to the tool's schema; what the text would have to be does not matter.
 #[tokio::test]
 async fn a_call_that_must_come_needs_no_form_of_the_text() {
