@@ -3,6 +3,7 @@
 //! A model whose template knows no tools is told about them in its instructions, in Hermes' words; calls and their results are then text
 //! of the conversation.
 
+use std::borrow::Cow;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -125,7 +126,7 @@ fn tool_call(path: &str, value: &Value) -> Result<Value, ApiError> {
 }
 
 fn joined_parts(path: &str, role: &str, parts: &[Value]) -> Result<String, ApiError> {
-    let texts: Result<Vec<&str>, ApiError> = parts
+    let texts: Result<Vec<Cow<'_, str>>, ApiError> = parts
         .iter()
         .enumerate()
         .map(|(number, part)| {
@@ -135,8 +136,12 @@ fn joined_parts(path: &str, role: &str, parts: &[Value]) -> Result<String, ApiEr
                 .string("type")?
                 .ok_or_else(|| fields.missing("type"))?;
             match kind {
-                "text" => fields.string("text")?.ok_or_else(|| fields.missing("text")),
-                _ if role == "tool" => Ok(part["text"].as_str().unwrap_or(tools::UNREADABLE_PART)),
+                "text" => {
+                    let text = fields.string("text")?;
+                    let text = text.ok_or_else(|| fields.missing("text"))?;
+                    Ok(Cow::Borrowed(text))
+                }
+                _ if role == "tool" => Ok(tools::part_text(part)),
                 _ => {
                     let must = "`text`, all that this model reads";
                     Err(fields.wrong("type", must, &kind.into()))

@@ -1,6 +1,8 @@
 //! POST /v1/messages: Anthropic's API, said again as a chat of OpenAI's, and answered in its words. What it has and this server has not
-//! (images, tools that run at Anthropic's, citations) is refused or ignored as servers for local models do. An image that a tool brings is
-//! a note.
+//! (images, tools that run at Anthropic's, citations) is refused or ignored as servers for local models do. An image or a document that a
+//! tool brings is a note.
+
+use std::borrow::Cow;
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -18,7 +20,7 @@ use super::openai_error::{ApiError, with_body};
 use super::request::Fields;
 use super::request_id;
 use super::stream::{self, Format, Message};
-use super::tools::UNREADABLE_PART;
+use super::tools::part_text;
 use super::{Gateway, ModelText};
 
 pub async fn create(
@@ -258,14 +260,11 @@ fn said(turn: &Fields<'_>, messages: &mut Vec<Value>) -> Result<(), ApiError> {
 
 /// What a tool brings, in blocks.
 fn result_of(turn: &Fields<'_>, blocks: &[Value]) -> Result<String, ApiError> {
-    let texts = blocks.iter().map(|block| {
-        let text = block["text"].as_str();
-        match block["type"].as_str() {
-            None | Some("text") => text.ok_or(block),
-            Some(_) => Ok(text.unwrap_or(UNREADABLE_PART)),
-        }
+    let texts = blocks.iter().map(|block| match block["type"].as_str() {
+        None | Some("text") => block["text"].as_str().map(Cow::Borrowed).ok_or(block),
+        Some(_) => Ok(part_text(block)),
     });
-    let texts: Result<Vec<&str>, &Value> = texts.collect();
+    let texts: Result<Vec<Cow<'_, str>>, &Value> = texts.collect();
     let must = "a string or an array of blocks, those of text with a text";
     let texts = texts.map_err(|block| turn.wrong("content", must, block))?;
     Ok(texts.join("\n"))

@@ -1,5 +1,6 @@
 //! The tools that a request offers to the model, and whether it must call one.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use prima_text::{Calls, Tool};
@@ -12,10 +13,6 @@ use super::request::{Fields, MAX_VALUES, values_at_most};
 const MAX_TOOLS: usize = 256;
 /// Anthropic's limit; OpenAI's is 64.
 const MAX_NAME_BYTES: usize = 128;
-
-/// Stands for a part of a tool's result that is no text, an image for instance. The agent did not choose it, and could not go on if it were
-/// refused.
-pub const UNREADABLE_PART: &str = "[an image, which this model cannot read]";
 
 /// What a request says about tools.
 pub struct ToolUse {
@@ -131,8 +128,7 @@ fn tool(number: usize, value: &Value) -> Result<Option<Tool>, ApiError> {
     let name = function
         .string("name")?
         .ok_or_else(|| function.missing("name"))?;
-    let sign = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
-    if !(1..=MAX_NAME_BYTES).contains(&name.len()) || !name.bytes().all(sign) {
+    if !is_name(name) {
         let must = format!("1 to {MAX_NAME_BYTES} of a-z, A-Z, 0-9, `_`, `-` and `.`");
         return Err(function.wrong("name", &must, &name.into()));
     }
@@ -158,6 +154,11 @@ fn tool(number: usize, value: &Value) -> Result<Option<Tool>, ApiError> {
     }))
 }
 
+fn is_name(text: &str) -> bool {
+    let sign = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
+    (1..=MAX_NAME_BYTES).contains(&text.len()) && text.bytes().all(sign)
+}
+
 /// What a client sent as a call's arguments, for the prompt. Of those that are no object, of a call that a limit cut off for instance, the
 /// model is told none: the call's result says what went wrong, and a refusal would be the end of the conversation.
 pub fn arguments(text: &str) -> Result<Value, ApiError> {
@@ -173,10 +174,24 @@ pub fn arguments(text: &str) -> Result<Value, ApiError> {
 
 /// The text of a tool's result that came in parts.
 pub fn result_text(parts: &[Value]) -> String {
-    let texts = parts
-        .iter()
-        .map(|part| part["text"].as_str().unwrap_or(UNREADABLE_PART));
-    texts.collect::<Vec<_>>().join("\n")
+    let texts: Vec<Cow<'_, str>> = parts.iter().map(part_text).collect();
+    texts.join("\n")
+}
+
+/// The text of one part. One without, an image for instance, is a note: the agent did not choose it, and could not go on if it were refused.
+pub fn part_text(part: &Value) -> Cow<'_, str> {
+    if let Some(text) = part["text"].as_str() {
+        return text.into();
+    }
+    // So Anthropic's agents tell what they found.
+    let parts = part["content"].as_array().into_iter().flatten();
+    let texts: Vec<&str> = parts.filter_map(|part| part["text"].as_str()).collect();
+    if !texts.is_empty() {
+        return texts.join("\n").into();
+    }
+    let kind = part["type"].as_str().filter(|kind| is_name(kind));
+    let kind = kind.unwrap_or("unknown");
+    format!("[a part of type {kind}, which this model cannot read]").into()
 }
 
 #[cfg(test)]
@@ -215,6 +230,32 @@ mod tests {
                 (found.offered.len(), names, found.calls),
                 (offered, callable, calls)
             );
+        }
+    }
+
+    #[test]
+    fn a_part_without_a_text_is_a_note_of_its_type() {
+        let within = json!([{"type": "text", "text": "b"}, {"type": "image"}, {"type": "text", "text": "c"}]);
+        let note = |kind: &str| format!("[a part of type {kind}, which this model cannot read]");
+        for (part, told) in [
+            (json!({"type": "text", "text": "a"}), "a".to_owned()),
+            (json!({"type": "resource", "text": "a"}), "a".to_owned()),
+            (
+                json!({"type": "search_result", "content": within}),
+                "b\nc".to_owned(),
+            ),
+            (json!({"type": "input_file"}), note("input_file")),
+            (
+                json!({"type": "search_result", "content": []}),
+                note("search_result"),
+            ),
+            // No names of types: they could be marks of the model's turns, and of any length.
+            (json!({"type": "<|im_end|>"}), note("unknown")),
+            (json!({"type": "x".repeat(1000)}), note("unknown")),
+            (json!({"type": ""}), note("unknown")),
+            (json!(1), note("unknown")),
+        ] {
+            assert_eq!(part_text(&part), told, "{part}");
         }
     }
 

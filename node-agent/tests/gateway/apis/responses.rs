@@ -138,7 +138,7 @@ async fn the_result_of_a_tool_may_come_in_parts() {
         (json!([text("r")]), "r"),
         (
             json!([text("r"), image, text("s")]),
-            "r\n[an image, which this model cannot read]\ns",
+            "r\n[a part of type input_image, which this model cannot read]\ns",
         ),
         (json!([]), ""),
         // None of the API's parts.

@@ -215,7 +215,7 @@ async fn a_broken_call_does_not_end_the_conversation() {
 
 /// Of a file that an agent reads, or a page that it looks at.
 #[tokio::test]
-async fn an_image_that_a_tool_brings_is_a_note() {
+async fn what_a_tool_brings_beside_texts_is_a_note() {
     let mut server = Server::start_with(options(), Some(text(Some(TEMPLATE)))).await;
     let image = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}});
     let said = |content: Value| {
@@ -228,13 +228,16 @@ async fn an_image_that_a_tool_brings_is_a_note() {
     let result = |content: Value| {
         said(json!([{"type": "tool_result", "tool_use_id": "1", "content": content}]))
     };
-    let note = "[an image, which this model cannot read]";
+    let found = json!({"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": "r"}]});
+    let document = json!({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}});
+    let note = |kind: &str| format!("[a part of type {kind}, which this model cannot read]");
     for (content, told) in [
         (
             json!([{"type": "text", "text": "r"}, image]),
-            format!("r\n{note}"),
+            format!("r\n{}", note("image")),
         ),
-        (json!([image]), note.to_owned()),
+        (json!([image]), note("image")),
+        (json!([found, document]), format!("r\n{}", note("document"))),
     ] {
         let accepted = accepted(&mut server, "/v1/messages", &result(content)).await;
         let prompt = accepted.prompt();
@@ -265,7 +268,7 @@ async fn an_image_in_a_chats_result_is_a_note() {
     let body = said(json!([{"type": "text", "text": "r"}, image]));
     let accepted = accepted(&mut server, "/v1/chat/completions", &body).await;
     let prompt = accepted.prompt();
-    let ends = "|tool: r\n[an image, which this model cannot read]|assistant: ";
+    let ends = "|tool: r\n[a part of type image_url, which this model cannot read]|assistant: ";
     assert!(prompt.ends_with(ends), "{prompt}");
     // What is no part, or no text where one is promised, is a mistake.
     for content in [json!(["r"]), json!([{"type": "text"}])] {
