@@ -13,8 +13,7 @@ use super::request::{MAX_VALUES, values_at_most};
 const MAX_BYTES: usize = 16 << 20;
 
 /// The latest conversations.
-#[derive(Default)]
-pub struct Said(Mutex<VecDeque<Kept>>);
+pub struct Said(Mutex<Latest<Kept>>);
 
 /// A conversation up to and with an answer, as JSON: its values would take many times as much memory.
 struct Kept {
@@ -26,6 +25,12 @@ struct Kept {
     response: Bytes,
     /// Of the response, by their ids.
     items: Vec<(String, Bytes)>,
+}
+
+impl Default for Said {
+    fn default() -> Self {
+        Self(Mutex::new(Latest::within(MAX_BYTES)))
+    }
 }
 
 impl Said {
@@ -45,11 +50,8 @@ impl Said {
             response: text(response),
             items: items.collect(),
         };
-        let mut kept = self.kept();
-        kept.push_back(conversation);
-        while kept.iter().map(Kept::bytes).sum::<usize>() > MAX_BYTES {
-            kept.pop_front();
-        }
+        let bytes = conversation.bytes();
+        self.kept().keep(conversation, bytes);
     }
 
     /// The messages of the conversation that ends with this response, for those who may see it.
@@ -86,7 +88,7 @@ impl Said {
         Some(part(found))
     }
 
-    fn kept(&self) -> MutexGuard<'_, VecDeque<Kept>> {
+    fn kept(&self) -> MutexGuard<'_, Latest<Kept>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -95,6 +97,39 @@ impl Kept {
     fn bytes(&self) -> usize {
         let items = self.items.iter().map(|(id, item)| id.len() + item.len());
         self.id.len() + self.messages.len() + self.response.len() + items.sum::<usize>()
+    }
+}
+
+/// The latest of what comes, as far as there is room.
+struct Latest<T> {
+    room: usize,
+    /// Of all that is kept.
+    bytes: usize,
+    kept: VecDeque<(T, usize)>,
+}
+
+impl<T> Latest<T> {
+    fn within(room: usize) -> Self {
+        Self {
+            room,
+            bytes: 0,
+            kept: VecDeque::new(),
+        }
+    }
+
+    /// The oldest ones give way to it.
+    fn keep(&mut self, one: T, bytes: usize) {
+        self.kept.push_back((one, bytes));
+        self.bytes += bytes;
+        while self.bytes > self.room
+            && let Some((_, freed)) = self.kept.pop_front()
+        {
+            self.bytes -= freed;
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &T> {
+        self.kept.iter().map(|(one, _)| one)
     }
 }
 
@@ -137,13 +172,23 @@ mod tests {
     #[test]
     fn the_oldest_give_way() {
         let said = Said::default();
-        let ids = ["a", "b", "c"];
+        let ids = ["a", "b", "c", "d", "e"];
         for id in ids {
             let message = "x".repeat(MAX_BYTES / 3).into();
             said.keep(id.into(), 1, vec![message], &json!({}));
         }
         let kept = ids.map(|id| said.messages(id, 1).is_some());
-        assert_eq!(kept, [false, true, true]);
+        assert_eq!(kept, [false, false, false, true, true]);
+    }
+
+    #[test]
+    fn what_is_kept_is_counted_as_it_comes_and_goes() {
+        let mut latest = Latest::within(10);
+        let after = [4, 4, 4, 9, 1].map(|bytes| {
+            latest.keep((), bytes);
+            (latest.bytes, latest.iter().count())
+        });
+        assert_eq!(after, [(4, 1), (8, 2), (8, 2), (9, 1), (10, 2)]);
     }
 
     /// Each of these numbers takes two bytes, and more than sixty as a value.
