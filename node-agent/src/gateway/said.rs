@@ -1,5 +1,6 @@
 //! Conversations that are kept for whoever names the last answer, or items of one, instead of sending them again: the latest ones, within a
-//! bound.
+//! bound. Whoever names items names the first ones of a conversation with every turn, while each answer keeps the whole conversation once
+//! more. So items have room of their own, and outlast the conversations that they were said in.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,48 +11,73 @@ use serde_json::Value;
 use super::request::{MAX_VALUES, values_at_most};
 
 /// Bytes of all conversations together.
-const MAX_BYTES: usize = 16 << 20;
+const MAX_BYTES: usize = 12 << 20;
+/// Bytes of all items together. An answer's take a few thousand.
+const MAX_ITEM_BYTES: usize = 4 << 20;
 
-/// The latest conversations.
-pub struct Said(Mutex<Latest<Kept>>);
+/// The latest conversations and items.
+pub struct Said(Mutex<Kept>);
+
+struct Kept {
+    conversations: Latest<Conversation>,
+    items: Latest<Item>,
+}
 
 /// A conversation up to and with an answer, as JSON: its values would take many times as much memory.
-struct Kept {
+struct Conversation {
     id: String,
     keyspace: u64,
     /// As a chat's.
     messages: Bytes,
     /// What was answered.
     response: Bytes,
-    /// Of the response, by their ids.
-    items: Vec<(String, Bytes)>,
+}
+
+/// Of a response, as JSON.
+struct Item {
+    id: String,
+    keyspace: u64,
+    json: Bytes,
 }
 
 impl Default for Said {
     fn default() -> Self {
-        Self(Mutex::new(Latest::within(MAX_BYTES)))
+        Self(Mutex::new(Kept {
+            conversations: Latest::within(MAX_BYTES),
+            items: Latest::within(MAX_ITEM_BYTES),
+        }))
     }
 }
 
 impl Said {
     /// Keeps a conversation and the response that it ends with; the oldest ones give way to it.
     pub fn keep(&self, id: String, keyspace: u64, messages: Vec<Value>, response: &Value) {
-        let messages = text(&Value::Array(messages));
-        // It could not be read again within the memory that a request may take.
-        if values_at_most(&messages) > MAX_VALUES {
-            return;
-        }
         let output = response["output"].as_array().into_iter().flatten();
-        let items = output.filter_map(|item| Some((item["id"].as_str()?.to_owned(), text(item))));
-        let conversation = Kept {
+        let items = output.filter_map(|item| {
+            Some(Item {
+                id: item["id"].as_str()?.to_owned(),
+                keyspace,
+                json: text(item),
+            })
+        });
+        let items: Vec<Item> = items.collect();
+        let conversation = Conversation {
             id,
             keyspace,
-            messages,
+            messages: text(&Value::Array(messages)),
             response: text(response),
-            items: items.collect(),
         };
-        let bytes = conversation.bytes();
-        self.kept().keep(conversation, bytes);
+        // It could not be read again within the memory that a request may take.
+        let is_too_much = values_at_most(&conversation.messages) > MAX_VALUES;
+        let mut kept = self.kept();
+        for item in items {
+            let bytes = item.id.len() + item.json.len();
+            kept.items.keep(item, bytes);
+        }
+        if !is_too_much {
+            let bytes = conversation.bytes();
+            kept.conversations.keep(conversation, bytes);
+        }
     }
 
     /// The messages of the conversation that ends with this response, for those who may see it.
@@ -69,10 +95,10 @@ impl Said {
     pub fn items(&self, ids: &HashSet<&str>, keyspace: u64) -> HashMap<String, Value> {
         let found: Vec<(String, Bytes)> = {
             let kept = self.kept();
-            let own = kept.iter().filter(|one| one.keyspace == keyspace);
-            let items = own.flat_map(|one| &one.items);
-            let named = items.filter(|(id, _)| ids.contains(id.as_str()));
-            named.cloned().collect()
+            let own = kept.items.iter().filter(|item| item.keyspace == keyspace);
+            let named = own.filter(|item| ids.contains(item.id.as_str()));
+            let texts = named.map(|item| (item.id.clone(), item.json.clone()));
+            texts.collect()
         };
         let read = found
             .into_iter()
@@ -80,23 +106,23 @@ impl Said {
         read.collect()
     }
 
-    fn find(&self, id: &str, keyspace: u64, part: fn(&Kept) -> Bytes) -> Option<Bytes> {
+    fn find(&self, id: &str, keyspace: u64, part: fn(&Conversation) -> Bytes) -> Option<Bytes> {
         let kept = self.kept();
         let found = kept
+            .conversations
             .iter()
             .find(|one| one.id == id && one.keyspace == keyspace)?;
         Some(part(found))
     }
 
-    fn kept(&self) -> MutexGuard<'_, Latest<Kept>> {
+    fn kept(&self) -> MutexGuard<'_, Kept> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Kept {
+impl Conversation {
     fn bytes(&self) -> usize {
-        let items = self.items.iter().map(|(id, item)| id.len() + item.len());
-        self.id.len() + self.messages.len() + self.response.len() + items.sum::<usize>()
+        self.id.len() + self.messages.len() + self.response.len()
     }
 }
 
@@ -117,8 +143,11 @@ impl<T> Latest<T> {
         }
     }
 
-    /// The oldest ones give way to it.
+    /// The oldest ones give way to it, unless it had no room without them either.
     fn keep(&mut self, one: T, bytes: usize) {
+        if bytes > self.room {
+            return;
+        }
         self.kept.push_back((one, bytes));
         self.bytes += bytes;
         while self.bytes > self.room
@@ -182,13 +211,28 @@ mod tests {
     }
 
     #[test]
+    fn items_outlast_their_conversations() {
+        let said = Said::default();
+        let item = |id: &str| json!({"id": id, "content": "x".repeat(MAX_ITEM_BYTES / 3)});
+        let found = |id: &str| !said.items(&HashSet::from([id]), 1).is_empty();
+        for id in ["a", "b"] {
+            let message = "x".repeat(MAX_BYTES / 2).into();
+            said.keep(id.into(), 1, vec![message], &json!({"output": [item(id)]}));
+        }
+        assert_eq!(said.messages("a", 1), None);
+        assert!(found("a") && found("b"));
+        said.keep("c".into(), 1, Vec::new(), &json!({"output": [item("c")]}));
+        assert_eq!(["a", "b", "c"].map(found), [false, true, true]);
+    }
+
+    #[test]
     fn what_is_kept_is_counted_as_it_comes_and_goes() {
         let mut latest = Latest::within(10);
-        let after = [4, 4, 4, 9, 1].map(|bytes| {
+        let after = [4, 4, 4, 11, 9, 1].map(|bytes| {
             latest.keep((), bytes);
             (latest.bytes, latest.iter().count())
         });
-        assert_eq!(after, [(4, 1), (8, 2), (8, 2), (9, 1), (10, 2)]);
+        assert_eq!(after, [(4, 1), (8, 2), (8, 2), (8, 2), (9, 1), (10, 2)]);
     }
 
     /// Each of these numbers takes two bytes, and more than sixty as a value.
@@ -207,10 +251,13 @@ mod tests {
     fn what_takes_too_much_memory_to_read_is_not_kept() {
         let said = Said::default();
         let messages = |values: usize| vec![Value::from(vec![0; values])];
+        let response = json!({"output": [{"id": "m"}]});
         // The two arrays are values, too.
         said.keep("a".into(), 1, messages(MAX_VALUES - 2), &json!({}));
-        said.keep("b".into(), 1, messages(MAX_VALUES), &json!({}));
+        said.keep("b".into(), 1, messages(MAX_VALUES), &response);
         assert!(said.messages("a", 1).is_some());
         assert!(said.messages("b", 1).is_none());
+        // It was short.
+        assert_eq!(said.items(&HashSet::from(["m"]), 1).len(), 1);
     }
 }

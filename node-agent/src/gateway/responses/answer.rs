@@ -13,8 +13,10 @@ use crate::gateway::request::Fields;
 use crate::gateway::request_id;
 use crate::generation::{FinishReason, Usage};
 
-/// OpenAI's limit.
+/// OpenAI's limits.
 const MAX_METADATA: usize = 16;
+const MAX_METADATA_NAME: usize = 64;
+const MAX_METADATA_VALUE: usize = 512;
 
 /// A response: what has been answered, and what of the request is in it.
 pub struct Answer {
@@ -40,11 +42,20 @@ impl Answer {
         keyspace: u64,
     ) -> Result<Self, ApiError> {
         if let Some(metadata) = fields.get("metadata") {
+            let is_within = |text: &str, most: usize| text.chars().count() <= most;
+            let is_short = |(name, value): (&String, &Value)| {
+                let value = value.as_str();
+                is_within(name, MAX_METADATA_NAME)
+                    && value.is_some_and(|value| is_within(value, MAX_METADATA_VALUE))
+            };
             let are_few_strings = metadata.as_object().is_some_and(|strings| {
-                strings.len() <= MAX_METADATA && strings.values().all(Value::is_string)
+                strings.len() <= MAX_METADATA && strings.iter().all(is_short)
             });
             if !are_few_strings {
-                let must = format!("an object of at most {MAX_METADATA} strings");
+                let must = format!(
+                    "an object of at most {MAX_METADATA} strings of at most {MAX_METADATA_VALUE} characters, with names of at most \
+                     {MAX_METADATA_NAME}"
+                );
                 return Err(fields.wrong("metadata", &must, metadata));
             }
         }

@@ -81,8 +81,12 @@ pub fn as_chat(
                     None => said(number, item, &mut messages)?,
                     Some(id) => {
                         // Each once, so that a conversation is no larger than what is sent and kept.
-                        let item = referenced.remove(id).ok_or_else(|| not_kept(number, id))?;
-                        said(number, &item, &mut messages)?;
+                        match referenced.remove(id) {
+                            Some(item) => said(number, &item, &mut messages)?,
+                            // The conversation goes on without a thought.
+                            None if id.starts_with(REASONING) => {}
+                            None => return Err(not_kept(number, id)),
+                        }
                     }
                 }
             }
@@ -106,6 +110,9 @@ pub fn reference(item: &Value) -> Option<&str> {
     let is_reference = item["type"] == "item_reference";
     is_reference.then(|| item["id"].as_str().unwrap_or_default())
 }
+
+/// What the ids of thoughts begin with, at OpenAI's, too.
+const REASONING: &str = "rs_";
 
 fn not_kept(number: usize, id: &str) -> ApiError {
     let path = format!("input[{number}].id");

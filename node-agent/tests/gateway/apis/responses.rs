@@ -129,6 +129,24 @@ async fn an_item_that_is_not_kept_is_refused_by_its_id() {
     }
 }
 
+/// The conversation can go on without it.
+#[tokio::test]
+async fn a_thought_that_is_not_kept_is_left_out() {
+    let mut server = server().await;
+    let body = json!({"input": "u", "store": false});
+    let gone = response(&mut server, &body, "<think>hm</think>x").await;
+    let [thought, message] = gone["output"].as_array().unwrap().as_slice() else {
+        panic!("{gone}")
+    };
+    assert_eq!(thought["type"], "reasoning");
+    let named = json!({"type": "item_reference", "id": thought["id"]});
+    let body = json!({"input": [
+        {"role": "user", "content": "u"}, named, message, {"role": "user", "content": "v"},
+    ]});
+    let prompt = accepted(&mut server, ROUTE, &body).await.prompt();
+    assert_eq!(prompt, "user: u|assistant: x|user: v|assistant: ");
+}
+
 #[tokio::test]
 async fn the_result_of_a_tool_may_come_in_parts() {
     let mut server = server().await;
@@ -169,19 +187,24 @@ async fn a_kept_response_comes_back_as_it_was() {
 }
 
 #[tokio::test]
-async fn metadata_is_a_few_strings() {
+async fn metadata_is_a_few_short_strings() {
     let mut server = server().await;
     let strings = |number: usize| -> Value {
         let named = (0..number).map(|nth| (format!("m{nth}"), "x".into()));
         Value::Object(named.collect())
     };
+    let one = |name: usize, value: usize| {
+        let text = |length: usize| "\u{e9}".repeat(length);
+        Value::Object([(text(name), text(value).into())].into_iter().collect())
+    };
     let body = |metadata: Value| json!({"input": "u", "metadata": metadata});
-    for metadata in [json!([0]), json!("m"), json!({"m": 1}), strings(17)] {
+    let wrong = [json!([0]), json!("m"), json!({"m": 1}), strings(17)];
+    for metadata in wrong.into_iter().chain([one(65, 1), one(1, 513)]) {
         let refused = post(ROUTE, &body(metadata)).send(server.address).await;
         assert_eq!(refused.status, 400);
         assert_eq!(refused.json().await["error"]["param"], "metadata");
     }
-    for metadata in [Value::Null, strings(16)] {
+    for metadata in [Value::Null, strings(16), one(64, 512)] {
         accepted(&mut server, ROUTE, &body(metadata)).await;
     }
 }
