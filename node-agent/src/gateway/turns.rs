@@ -1,8 +1,8 @@
 //! A conversation in the turns that the model's template takes. Agents send instructions several times, also in the course of a conversation,
 //! and words of the user one after the other; some templates refuse that, some leave it out.
 //!
-//! What a template does not take as instructions is said by the user, in its place: so a conversation that goes on begins as it did before,
-//! and what was computed of it is of use.
+//! What a template does not take as instructions is said by the user, in its place, and behind a tool's result is part of it: so a
+//! conversation that goes on begins as it did before, and what was computed of it is of use.
 
 use prima_text::Turns;
 use serde_json::Value;
@@ -15,7 +15,9 @@ pub fn in_turn(messages: Vec<Value>, takes: Turns) -> Vec<Value> {
     for mut message in messages {
         let instructs = message["role"] == "system";
         at_start &= instructs;
-        if instructs && !(takes.instructions && (at_start || takes.later_instructions)) {
+        let is_taken = takes.instructions && (at_start || takes.later_instructions);
+        let said_by_user = instructs && !is_taken;
+        if said_by_user {
             message["role"] = "user".into();
         }
         let follows = |role: &str| told.last().is_some_and(|last| last["role"] == role);
@@ -23,8 +25,9 @@ pub fn in_turn(messages: Vec<Value>, takes: Turns) -> Vec<Value> {
             // Models were trained with one such message.
             Some("system") => at_start && follows("system"),
             Some("user") => {
+                // Some templates leave out what was thought before the user's next turn, and that has not come with instructions.
                 (follows("user") && !takes.user_after_user)
-                    || (follows("tool") && !takes.user_after_result)
+                    || (follows("tool") && (said_by_user || !takes.user_after_result))
             }
             _ => false,
         };
@@ -118,8 +121,7 @@ mod tests {
             "user: f",
             "user: g",
             "assistant: h",
-            "tool: i",
-            "user: j",
+            "tool: i\n\nj",
             "user: k",
         ];
         assert_eq!(told(takes), expected);
@@ -156,8 +158,8 @@ mod tests {
             "assistant: e",
             "user: f\n\ng",
             "assistant: h",
-            "tool: i",
-            "user: j\n\nk",
+            "tool: i\n\nj",
+            "user: k",
         ];
         assert_eq!(told(takes), expected);
     }

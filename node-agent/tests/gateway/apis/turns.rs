@@ -120,6 +120,29 @@ async fn a_conversation_that_goes_on_begins_as_before() {
     }
 }
 
+/// As Qwen 3.5's and MiniMax', which leave out what was thought before the user's last turn.
+#[tokio::test]
+async fn instructions_behind_a_result_leave_the_thoughts_there() {
+    let template = "{% set turns = namespace(last=0) %}\
+        {% for message in messages if message.role == 'user' %}{% set turns.last = turns.last + 1 %}{% endfor %}\
+        {% set now = namespace(turn=0) %}{% for message in messages %}\
+        {% if message.role == 'system' and not loop.first %}{{ raise_exception('not first') }}{% endif %}\
+        {% if message.role == 'user' %}{% set now.turn = now.turn + 1 %}{% endif %}{{ message.role }}: \
+        {% if message.reasoning_content and now.turn == turns.last %}({{ message.reasoning_content }}){% endif %}\
+        {{ message.content }}|{% endfor %}{# tools <tool_call> </think> #}assistant: ";
+    let mut server = server(template).await;
+    let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let body = json!({"messages": [
+        said("user", "u"),
+        {"role": "assistant", "content": "x", "reasoning_content": "hm", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "r"},
+        said("system", "a"), said("developer", "b"),
+    ]});
+    let accepted = accepted(&mut server, "/v1/chat/completions", &body).await;
+    let told = "user: u|assistant: (hm)x|tool: r\n\na\n\nb|assistant: ";
+    assert_eq!(accepted.prompt(), told);
+}
+
 /// Gemma 2 has no instructions; it is told of tools in words.
 #[tokio::test]
 async fn where_a_template_takes_no_instructions_the_user_says_them() {
