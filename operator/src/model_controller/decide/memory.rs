@@ -27,7 +27,8 @@ pub fn streams(member: &RingMember) -> bool {
 
 /// Whether the machines have memory for the new ring while the old ones still run. If a machine has a layer in both, its page cache holds
 /// the weights once; a GPU holds both rings in full. Where the old ring reads weights from disk anyway, both may read more of them until it
-/// ends: then only what cannot be read again has to fit.
+/// ends: then only what cannot be read again has to fit. All this goes for rings of the same file: of another one, no layer is shared, and how much
+/// could be read again is not known.
 pub fn fits_beside(
     spec: &RingPlanSpec,
     old: &[Arc<RingPlan>],
@@ -36,10 +37,13 @@ pub fn fits_beside(
 ) -> bool {
     let layer_bytes = model.layer_bytes();
     spec.members.iter().all(|member| {
-        let members = old.iter().flat_map(|plan| &plan.spec.members);
-        let before: Vec<&RingMember> = members
-            .filter(|before| before.name == member.name)
-            .collect();
+        let before = old.iter().filter_map(|plan| {
+            let mut members = plan.spec.members.iter();
+            let before = members.find(|before| before.name == member.name)?;
+            let same_file = plan.spec.model.version == spec.model.version;
+            Some((before, same_file))
+        });
+        let before: Vec<(&RingMember, bool)> = before.collect();
         // Where no old ring is, the new one was planned with all that there is.
         if before.is_empty() {
             return true;
@@ -48,15 +52,19 @@ pub fn fits_beside(
         let Some(status) = profile.and_then(|profile| profile.status.as_ref()) else {
             return true;
         };
-        let needed: i64 = match before.iter().all(|before| streams(before)) {
+        let can_read = |(before, same_file): &(&RingMember, bool)| *same_file && streams(before);
+        let needed: i64 = match before.iter().all(can_read) {
             true => {
-                let both = before.iter().copied().chain([member]);
+                let both = before.iter().map(|(before, _)| *before).chain([member]);
                 both.map(|one| fixed_bytes(one, layer_bytes)).sum()
             }
             false => {
                 let ours = layers(member);
-                let held = before.iter().map(|before| {
-                    let shared = layers(before).intersection(&ours).count() as i64;
+                let held = before.iter().map(|(before, same_file)| {
+                    let shared = match same_file {
+                        true => layers(before).intersection(&ours).count() as i64,
+                        false => 0,
+                    };
                     (before.memory_bytes.unwrap_or(0) - shared * layer_bytes).max(0)
                 });
                 staying_bytes(member) + held.sum::<i64>()
@@ -64,7 +72,7 @@ pub fn fits_beside(
         };
         let gpu_held: i64 = before
             .iter()
-            .filter_map(|before| before.gpu_memory_bytes)
+            .filter_map(|(before, _)| before.gpu_memory_bytes)
             .sum();
         let on_gpu = member.gpu_memory_bytes.unwrap_or(0);
         needed <= status.available_bytes(model)

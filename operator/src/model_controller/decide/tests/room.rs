@@ -47,11 +47,23 @@ fn a_ring_fits_beside_another_but_for_layers_that_both_have() {
         "one layer is the same"
     );
     assert!(fits(&new, &ring(&[(3, 8)], 5 * GIB, 0)));
+    // Layers of another file are others.
+    let other = |bytes| of_another_file(&ring(&[(0, 4)], bytes, 0));
+    assert!(fits(&new, &other(4 * GIB)));
+    assert!(!fits(&new, &other(4 * GIB + 1)));
     // A GPU holds both rings in full.
     let new = ring(&[(0, 4)], 0, 3 * GIB);
     assert!(fits(&new, &ring(&[(0, 4)], 0, 3 * GIB)));
     assert!(!fits(&new, &ring(&[(0, 4)], 0, 3 * GIB + 1)));
     assert!(fits(&ring(&[(0, 4)], 0, 0), &ring(&[(0, 4)], 0, 9 * GIB)));
+}
+
+/// The same ring of another file.
+fn of_another_file(plan: &Arc<RingPlan>) -> Arc<RingPlan> {
+    let mut plan = RingPlan::clone(plan);
+    let version = plan.spec.model.version.as_mut().unwrap();
+    version.header_sha256 = "1".to_owned();
+    Arc::new(plan)
 }
 
 #[test]
@@ -78,6 +90,8 @@ fn a_ring_that_reads_from_disk_makes_room() {
     let mut on_gpu = RingPlan::clone(&old);
     on_gpu.spec.members[0].windows[0].gpu_layers = 1;
     assert!(!fits_on(desk, &new(7 * GIB), &Arc::new(on_gpu)));
+    // How large the layers of another file are is not known: all that it has may stay.
+    assert!(!fits_on(desk, &new(GIB), &of_another_file(&old)));
 
     // A ring that reads nothing from disk is not made to.
     let old = ring(&[(0, 4)], 4 * GIB, 0);
