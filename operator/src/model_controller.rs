@@ -122,6 +122,8 @@ pub enum ControllerError {
         #[source]
         source: Box<kube::Error>,
     },
+    #[error("the API server did not take within {} seconds that the Model is not ready", .0.as_secs())]
+    NotTakenBack(Duration),
     #[error("planning ended without an answer")]
     Planning(#[source] tokio::task::JoinError),
 }
@@ -160,15 +162,12 @@ pub async fn reconcile(
             state.failures += 1;
             context.metrics.failures.inc();
             context.standings.failed(&uid, Instant::now());
-            let type_ = EventType::Warning;
-            event::event(
-                &model,
-                &context.recorder,
-                type_,
-                "ReconcileFailed",
-                &error_chain(error),
-            )
-            .await;
+            // Who does not answer would not take an event either, and the next try is not to wait for that.
+            if !matches!(error, ControllerError::NotTakenBack(_)) {
+                let (type_, note) = (EventType::Warning, error_chain(error));
+                let recorder = &context.recorder;
+                event::event(&model, recorder, type_, "ReconcileFailed", &note).await;
+            }
         }
     }
     let there: Vec<_> = context.models.state();
@@ -190,7 +189,7 @@ async fn steps(
     context: &Context,
     state: &mut ReconcileState,
 ) -> Result<Action, ControllerError> {
-    let model = &withdraw::at_once(model, context, state).await;
+    let model = &withdraw::at_once(model, context, state).await?;
     let (api_keys, mut unread) = match api_keys::read(model, &context.client).await {
         Ok(api_keys) => (api_keys, None),
         Err(error) => (KnownApiKeys::NotAsked, Some(error)),

@@ -1,10 +1,16 @@
 //! Events of Models.
 
+use std::time::Duration;
+
 use kube::Resource;
 use kube::runtime::events::{Event, EventType, Recorder};
 use prima_crds::v1alpha1::model::Model;
+use tokio::time::timeout;
 
-/// Tells people who look at the Model. An event that cannot be written is no reason to fail.
+/// For what nothing depends on.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Tells people who look at the Model. An event that cannot be written is no reason to fail, nor to wait for long.
 pub async fn event(model: &Model, recorder: &Recorder, type_: EventType, reason: &str, note: &str) {
     let event = Event {
         type_,
@@ -14,7 +20,10 @@ pub async fn event(model: &Model, recorder: &Recorder, type_: EventType, reason:
         action: "Reconcile".to_owned(),
         secondary: None,
     };
-    if let Err(error) = recorder.publish(&event, &model.object_ref(&())).await {
-        tracing::warn!(%error, reason, "could not write an event");
+    let model = model.object_ref(&());
+    match timeout(PATIENCE, recorder.publish(&event, &model)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(%error, reason, "could not write an event"),
+        Err(_) => tracing::warn!(reason, "could not write an event in time"),
     }
 }

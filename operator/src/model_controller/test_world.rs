@@ -261,6 +261,13 @@ pub fn no_api_server() -> Client {
     client("http://127.0.0.1:9")
 }
 
+/// A client of an API server that takes connections and never answers, as long as the listener is there.
+pub async fn silent_api_server() -> (Client, TcpListener) {
+    let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = server.local_addr().unwrap();
+    (client(&format!("http://{address}")), server)
+}
+
 fn client(api_server: &str) -> Client {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut config = kube::Config::new(api_server.parse().unwrap());

@@ -47,34 +47,47 @@ const RETRY: Duration = Duration::from_secs(2);
 /// Models that are written at the same time.
 const CONCURRENCY: usize = 16;
 
-/// As the leader, if the Model says that it is ready, and is not. Returns the Model as it is then.
+/// As the leader, if the Model says that it is ready, and is not. Returns the Model as it is then. Fails if the API server does not answer: all that
+/// follows would wait for it for longer, and a later try has another connection.
 pub async fn at_once(
     model: &Arc<Model>,
     context: &Context,
     state: &mut ReconcileState,
-) -> Arc<Model> {
+) -> Result<Arc<Model>, ControllerError> {
+    at_once_within(PATIENCE, model, context, state).await
+}
+
+async fn at_once_within(
+    limit: Duration,
+    model: &Arc<Model>,
+    context: &Context,
+    state: &mut ReconcileState,
+) -> Result<Arc<Model>, ControllerError> {
     let known = Known::now(&context.stores, &context.reached);
     let Some(word) = Word::of(model, &known, Role::Leads) else {
-        return model.clone();
+        return Ok(model.clone());
     };
     let said = state.said.clone().filter(is_not_ready);
     let status = match said {
         // The watch has yet to show it.
         Some(said) => said,
-        None => match timeout(PATIENCE, word.say(model, context, state)).await {
-            Ok(Ok(status)) => status,
+        None => match timeout(limit, word.say(model, context, state)).await {
+            Ok(Ok(status)) => {
+                word.tell(model, &context.recorder).await;
+                status
+            }
             // All that follows says it again.
             Ok(Err(error)) => {
                 let error = error_chain(&error);
                 tracing::warn!(error, "cannot take back that a Model is ready");
-                return model.clone();
+                return Ok(model.clone());
             }
-            Err(_) => return model.clone(),
+            Err(_) => return Err(ControllerError::NotTakenBack(limit)),
         },
     };
     let mut model = Model::clone(model);
     model.status = Some(status);
-    Arc::new(model)
+    Ok(Arc::new(model))
 }
 
 /// Whether [`at_once`] has something to say yet. `said`: what was written of the Model last.
@@ -227,7 +240,7 @@ impl Word {
         })
     }
 
-    /// Writes it as the leader does, and tells why. Returns the status.
+    /// Writes it as the leader does. Returns the status.
     async fn say(
         &self,
         model: &Model,
@@ -248,7 +261,6 @@ impl Word {
             ..model.status.clone().unwrap_or_default()
         };
         write(model, &status, context, &mut state.said).await?;
-        self.tell(model, &context.recorder).await;
         Ok(status)
     }
 
@@ -335,6 +347,22 @@ fn as_ours() -> PatchParams {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model_controller::test_world::{context, saying, serving, silent_api_server};
+
+    #[tokio::test]
+    async fn a_withdrawal_without_an_answer_fails_the_look() {
+        let (client, _server) = silent_api_server().await;
+        let plan = serving("m", 9400);
+        // It knows no machine, so the ring's is gone.
+        let context = context(client, &plan);
+        let model = saying("True", "Ready", plan.spec.generation);
+        let mut state = ReconcileState::default();
+        let taken_back = at_once_within(Duration::ZERO, &model, &context, &mut state);
+        let taken_back = taken_back.await;
+        assert!(matches!(taken_back, Err(ControllerError::NotTakenBack(_))));
+        // So it is tried again soon.
+        assert!(is_due(&model, state.said.as_ref(), &context));
+    }
 
     #[test]
     fn a_leader_has_time_and_a_word_is_taken_back_once_in_a_minute() {
