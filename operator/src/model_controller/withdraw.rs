@@ -63,19 +63,19 @@ async fn at_once_within(
     context: &Context,
     state: &mut ReconcileState,
 ) -> Result<Arc<Model>, ControllerError> {
-    let known = Known::now(&context.stores, &context.reached);
-    let Some(word) = Word::of(model, &known, Role::Leads) else {
+    if Word::of_leader(model, context).is_none() {
         return Ok(model.clone());
-    };
+    }
     let said = state.said.clone().filter(is_not_ready);
     let status = match said {
         // The watch has yet to show it.
         Some(said) => said,
-        None => match timeout(limit, word.say(model, context, state)).await {
-            Ok(Ok(status)) => {
+        None => match timeout(limit, say(model, context, state)).await {
+            Ok(Ok(Some((word, status)))) => {
                 word.tell(model, &context.recorder).await;
                 status
             }
+            Ok(Ok(None)) => return Ok(model.clone()),
             // All that follows says it again.
             Ok(Err(error)) => {
                 let error = error_chain(&error);
@@ -92,8 +92,34 @@ async fn at_once_within(
 
 /// Whether [`at_once`] has something to say yet. `said`: what was written of the Model last.
 pub fn is_due(model: &Model, said: Option<&ModelStatus>, context: &Context) -> bool {
-    let known = Known::now(&context.stores, &context.reached);
-    !said.is_some_and(is_not_ready) && Word::of(model, &known, Role::Leads).is_some()
+    !said.is_some_and(is_not_ready) && Word::of_leader(model, context).is_some()
+}
+
+/// Has the Model's Service lead nowhere, and writes the Model's status. Returns what was written; `None` if by then the Model is ready after all. A
+/// leader whose own link was gone hears its rings again before the API server answers it.
+async fn say(
+    model: &Model,
+    context: &Context,
+    state: &mut ReconcileState,
+) -> Result<Option<(Word, ModelStatus)>, ControllerError> {
+    // Said again where the Service is written next.
+    if let Err(error) = lead_nowhere(model, context, &mut state.written).await {
+        tracing::warn!(problem = error_chain(&error), "clients are not sent away");
+    }
+    let Some(word) = Word::of_leader(model, context) else {
+        return Ok(None);
+    };
+    let Withdrawn {
+        conditions,
+        summary,
+    } = &word.withdrawn;
+    let status = ModelStatus {
+        conditions: conditions.clone(),
+        summary: summary.clone(),
+        ..model.status.clone().unwrap_or_default()
+    };
+    write(model, &status, context, &mut state.said).await?;
+    Ok(Some((word, status)))
 }
 
 /// For ever, on an instance that does not lead. Something else must read the watch of plans.
@@ -214,6 +240,12 @@ struct Word {
 }
 
 impl Word {
+    /// What the leader says now.
+    fn of_leader(model: &Model, context: &Context) -> Option<Self> {
+        let known = Known::now(&context.stores, &context.reached);
+        Self::of(model, &known, Role::Leads)
+    }
+
     /// `None`: the Model is ready, or does not say so. Who waits to lead may not know the ring yet by which it is.
     fn of(model: &Model, known: &Known, role: Role) -> Option<Self> {
         let Known {
@@ -238,30 +270,6 @@ impl Word {
             withdrawn: Withdrawn::of(model, plan, &gone, unready)?,
             plans: own.cloned().collect(),
         })
-    }
-
-    /// Writes it as the leader does. Returns the status.
-    async fn say(
-        &self,
-        model: &Model,
-        context: &Context,
-        state: &mut ReconcileState,
-    ) -> Result<ModelStatus, ControllerError> {
-        // Said again where the Service is written next.
-        if let Err(error) = lead_nowhere(model, context, &mut state.written).await {
-            tracing::warn!(problem = error_chain(&error), "clients are not sent away");
-        }
-        let Withdrawn {
-            conditions,
-            summary,
-        } = &self.withdrawn;
-        let status = ModelStatus {
-            conditions: conditions.clone(),
-            summary: summary.clone(),
-            ..model.status.clone().unwrap_or_default()
-        };
-        write(model, &status, context, &mut state.said).await?;
-        Ok(status)
     }
 
     /// Writes it, and tells why; unless rank 0 answers after all, or others have written.
@@ -347,7 +355,9 @@ fn as_ours() -> PatchParams {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model_controller::test_world::{context, saying, serving, silent_api_server};
+    use crate::model_controller::test_world::{
+        api_server, context, saying, serving, silent_api_server,
+    };
 
     #[tokio::test]
     async fn a_withdrawal_without_an_answer_fails_the_look() {
@@ -362,6 +372,31 @@ mod tests {
         assert!(matches!(taken_back, Err(ControllerError::NotTakenBack(_))));
         // So it is tried again soon.
         assert!(is_due(&model, state.said.as_ref(), &context));
+    }
+
+    #[tokio::test]
+    async fn what_is_wrong_by_the_time_it_can_be_said_is_not_said() {
+        let (client, writes) = api_server().await;
+        let plan = serving("m", 9400);
+        let context = context(client, &plan);
+        let model = saying("True", "Ready", plan.spec.generation);
+        // Another ring of it, of no machines, of which so none is gone: it answers.
+        let mut other = RingPlan::clone(&plan);
+        other.metadata.uid = Some("other".to_owned());
+        other.spec.members.clear();
+        let other = Arc::new(other);
+        let mut state = ReconcileState::default();
+        for (answers, statuses) in [(true, 0), (false, 1)] {
+            match answers {
+                true => context.stores.add_plan(other.clone()),
+                false => context.stores.forget_plan(&other),
+            }
+            let said = say(&model, &context, &mut state).await.unwrap();
+            assert_eq!(said.is_none(), answers);
+            let writes = writes.lock().unwrap();
+            let written = writes.iter().filter(|(to, _)| to.ends_with("/m/status"));
+            assert_eq!(written.count(), statuses);
+        }
     }
 
     #[test]
