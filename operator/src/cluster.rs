@@ -131,8 +131,9 @@ pub enum OperatorError {
 const HTTP_PORT: u16 = 8080;
 /// Changes that come together are handled together.
 const DEBOUNCE: Duration = Duration::from_millis(200);
-/// Models that are reconciled at the same time; planning takes a processor.
-const CONCURRENCY: u16 = 4;
+/// Models that are reconciled at the same time. They mostly wait: for the API server, for a search, for the lock of decisions. Whose ring breaks
+/// meanwhile is not to wait behind them.
+const CONCURRENCY: u16 = 64;
 
 /// Runs until it is asked to end (`Ok`), or until it may not or cannot go on.
 pub async fn run(args: OperatorArgs) -> Result<(), OperatorError> {

@@ -2,6 +2,9 @@
 //! one has replaced. Clients are sent to the newest plan that answers, so an old ring serves until the new one has loaded, unless machines
 //! lack the memory for both.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
@@ -70,7 +73,8 @@ impl Led {
 }
 
 /// `deciding`: held until the next plan is written, if there is one. What follows takes nothing from other Models, which need not wait for it.
-/// Also returns when to look again, if there are rings that are to end and to which clients may still come.
+/// Also returns when to look again, if there are rings that are to end and to which clients may still come. If the next plan has to wait for their end,
+/// it is not written yet.
 pub async fn apply(
     world: &World,
     decision: &Decision,
@@ -86,7 +90,10 @@ pub async fn apply(
     match &decision.kind {
         DecisionKind::Released { .. } => {
             deciding = None;
-            writer.release(&mut plans, world, written).await?;
+            if let Some(moving) = writer.send_away(&plans, world, written, led).await {
+                sleep(moving).await;
+            }
+            writer.delete(&mut plans, |_| true).await?;
         }
         DecisionKind::Impossible { .. }
         | DecisionKind::NoPlace { .. }
@@ -98,11 +105,17 @@ pub async fn apply(
             why,
         } => {
             if *retire_first {
-                writer.release(&mut plans, world, written).await?;
+                // Other Models are not to wait for that. By then, it may be decided otherwise.
+                if let Some(moving) = writer.send_away(&plans, world, written, led).await {
+                    let (newest, serving) = (plans.last().cloned(), None);
+                    return Ok((Ring { newest, serving }, Some(moving)));
+                }
+                writer.delete(&mut plans, |_| true).await?;
             }
             let plan = writer.plan(spec, &world.api_keys);
             let plan = Arc::new(writer.write(plan).await?);
             context.stores.add_plan(plan.clone());
+            deciding = None;
             let members: Vec<&str> = spec.members.iter().map(|m| m.name.as_str()).collect();
             let note = format!("{} on {}: {why}", plan.name_any(), members.join(", "));
             let recorder = &context.recorder;
@@ -299,25 +312,25 @@ impl<'a> Writer<'a> {
             })
     }
 
-    /// Ends all rings. Clients are sent nowhere before, so that none comes to a ring that ends.
-    async fn release(
+    /// Sends clients nowhere, before all rings end. Returns for how long some may still come, if so.
+    async fn send_away(
         &self,
-        plans: &mut Vec<Arc<RingPlan>>,
+        plans: &[Arc<RingPlan>],
         world: &World,
         written: &mut Written,
-    ) -> Result<(), ControllerError> {
-        if !plans.is_empty() {
-            // Said again where the Service is written next; a ring ends whatever becomes of it.
-            if let Err(error) = self.endpoint(None, written).await {
-                tracing::warn!(problem = error_chain(&error), "clients are not sent away");
-            }
-            // Some may still come.
-            let mut plans = plans.iter();
-            if plans.any(|plan| answers(plan, &world.machines, &world.unready)) {
-                sleep(MOVING).await;
-            }
+        led: &mut Led,
+    ) -> Option<Duration> {
+        if plans.is_empty() {
+            return None;
         }
-        self.delete(plans, |_| true).await
+        // Said again where the Service is written next; a ring ends whatever becomes of it.
+        if let Err(error) = self.endpoint(None, written).await {
+            tracing::warn!(problem = error_chain(&error), "clients are not sent away");
+        }
+        let moving = led.moving(None, Instant::now());
+        let mut plans = plans.iter();
+        let some_answer = plans.any(|plan| answers(plan, &world.machines, &world.unready));
+        (some_answer && !moving.is_zero()).then_some(moving)
     }
 
     /// Deletes the plans that `gone` picks, and takes them out of the list.
@@ -490,98 +503,5 @@ impl<'a> Writer<'a> {
             written.insert(key, (hash, object.resource_version()));
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use prima_crds::v1alpha1::ring_plan::RingPlanStatus;
-    use serde_json::json;
-
-    use super::*;
-    use crate::cluster::world::AgentState;
-    use crate::model_controller::test_world::{self, api_server, context, machine, ring, serving};
-
-    #[test]
-    fn clients_have_a_moment_to_go_where_the_service_leads() {
-        let (start, none) = (Instant::now(), Duration::ZERO);
-        let mut led = Led::default();
-        assert_eq!(led.moving(Some(1), start), MOVING);
-        assert_eq!(led.moving(Some(1), start + MOVING / 2), MOVING / 2);
-        assert_eq!(led.moving(Some(1), start + 2 * MOVING), none);
-        assert_eq!(led.moving(None, start + 2 * MOVING), MOVING);
-        assert_eq!(led.moving(None, start + 3 * MOVING), none);
-    }
-
-    #[tokio::test]
-    async fn no_look_waits_until_clients_have_left_an_old_ring() {
-        let (client, writes) = api_server().await;
-        let plans = [1, 2].map(|generation| {
-            let mut plan = RingPlan::clone(&serving("m", 9400));
-            plan.metadata.name = Some(format!("m-{generation}"));
-            plan.spec.generation = generation;
-            plan.spec.members[0].address = "10.0.0.1:9200".to_owned();
-            Arc::new(plan)
-        });
-        let context = context(client, &plans[1]);
-        let mut world = test_world::world(&[machine("desk")], &plans);
-        let model = Arc::get_mut(&mut world.model).unwrap();
-        model.metadata.namespace = Some("home".to_owned());
-        let decision = Decision {
-            kind: DecisionKind::Keep(plans[1].clone()),
-            out: Vec::new(),
-            awaited: Vec::new(),
-            fails: false,
-        };
-        let (mut written, mut led) = (Written::new(), Led::default());
-        let long_ago = Instant::now().checked_sub(MOVING).unwrap();
-        for (since, look_after) in [(None, Some(MOVING)), (Some((Some(2), long_ago)), None)] {
-            led.0 = since;
-            let deciding = context.deciding.lock().await;
-            let applied = apply(
-                &world,
-                &decision,
-                &context,
-                &mut written,
-                &mut led,
-                deciding,
-            );
-            let (ring, after) = applied.await.unwrap();
-            assert_eq!(ring.serving.unwrap().spec.generation, 2);
-            assert_eq!(after, look_after);
-            let writes = writes.lock().unwrap();
-            let ended = writes.iter().filter(|(what, _)| what.starts_with("DELETE"));
-            let ended: Vec<_> = ended.map(|(what, _)| what.ends_with("/m-1")).collect();
-            let expected: &[bool] = match look_after {
-                Some(_) => &[],
-                None => &[true],
-            };
-            assert_eq!(ended, expected);
-        }
-    }
-
-    #[test]
-    fn members_that_run_their_layers_and_are_there_count() {
-        let mut plan = RingPlan::clone(&ring(&[(0, 4)], 0, 0));
-        let mut other = plan.spec.members[0].clone();
-        other.name = "pi4".to_owned();
-        plan.spec.members.push(other);
-        let machines = [machine("desk"), machine("pi4")];
-        assert_eq!(loaded(&plan, &machines), 0);
-        let mut say = |states: [MemberState; 2]| {
-            let members = ["desk", "pi4"].into_iter().zip(states);
-            let members = members.map(|(name, state)| json!({"name": name, "state": state}));
-            let status = json!({"members": members.collect::<Vec<_>>()});
-            plan.status = Some(serde_json::from_value::<RingPlanStatus>(status).unwrap());
-            plan.clone()
-        };
-        let half = say([MemberState::Loading, MemberState::Loaded]);
-        assert_eq!(loaded(&half, &machines), 1);
-        let all = say([MemberState::Ready, MemberState::Loaded]);
-        assert_eq!(loaded(&all, &machines), 2);
-        let mut silent = machines.clone();
-        silent[0].agent = AgentState::Silent;
-        assert_eq!(loaded(&all, &silent), 1);
-        assert_eq!(loaded(&all, &machines[1..]), 1);
     }
 }

@@ -304,9 +304,19 @@ impl Conditions<'_> {
             let message = format!("answers on {}", line(serving));
             return self.add(READY, true, "Ready", message);
         }
-        let (reason, message) = match members.out(decision).as_slice() {
-            [] => members.why_not_ready(world.unready(members.plan)),
-            out => (MACHINE_OUT, out.join("; ")),
+        let (reason, message) = match (&decision.kind, members.out(decision).as_slice()) {
+            // Clients are sent away before it ends, and only then is the next plan written.
+            (DecisionKind::New { spec, why, .. }, _)
+                if spec.generation != members.plan.spec.generation =>
+            {
+                let message = format!(
+                    "generation {} ends, since the machines lack the memory for two rings ({why})",
+                    members.plan.spec.generation
+                );
+                ("Planning", message)
+            }
+            (_, []) => members.why_not_ready(world.unready(members.plan)),
+            (_, out) => (MACHINE_OUT, out.join("; ")),
         };
         self.add(READY, false, reason, message);
     }

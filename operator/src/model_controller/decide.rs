@@ -255,9 +255,13 @@ pub fn decide(world: &World, state: &State, now: Instant) -> (Decision, State) {
         DecisionKind::New { .. } | DecisionKind::Keep(_) => false,
         DecisionKind::Impossible { .. } | DecisionKind::Ask(_) => state.displaced,
     };
+    // What has to wait until an old ring has ended is decided again then.
     if matches!(
         decision.kind,
-        DecisionKind::New { .. } | DecisionKind::Keep(_)
+        DecisionKind::New {
+            retire_first: false,
+            ..
+        } | DecisionKind::Keep(_)
     ) {
         // What others' end would be good for is no question any more.
         state.keep_answers(1);

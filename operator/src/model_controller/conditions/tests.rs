@@ -347,6 +347,23 @@ fn an_old_ring_that_ended_first_is_said_until_the_new_answers() {
 }
 
 #[test]
+fn a_ring_that_has_to_end_first_is_not_ready() {
+    let old = plan(3, &[state("Ready"), state("Loaded")]);
+    let new = decision(DecisionKind::New {
+        spec: Box::new(plan(4, &[]).spec.clone()),
+        retire_first: true,
+        why: "the Model was changed".to_owned(),
+    });
+    let ring = Ring {
+        newest: Some(old),
+        serving: None,
+    };
+    let said = "generation 3 ends, since the machines lack the memory for two rings (the Model was changed)";
+    let all = told(&world(&[], &[]), &new, &ring);
+    assert_eq!(all[5], format!("Ready=False Planning: {said}"));
+}
+
+#[test]
 fn without_a_ring_every_condition_says_why() {
     let impossible = || {
         decision(DecisionKind::NoPlace {

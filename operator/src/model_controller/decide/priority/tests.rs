@@ -234,6 +234,29 @@ fn weights_read_from_disk_need_room_if_that_is_much_slower() {
 }
 
 #[test]
+fn what_waits_for_an_old_rings_end_needs_no_further_search() {
+    let mut desk = machine("desk");
+    let status = profile(&mut desk).status.as_mut().unwrap();
+    status.memory.available_bytes = 6 * GIB;
+    let mut there = world_of(10, &[desk]);
+    add_model(&mut there, "low", (0, 1), None);
+    add_ring(&mut there, "low", "desk", 3 * GIB / 10);
+    let mut old = RingPlan::clone(&ring(&[(0, 8)], 14 * GIB, 0));
+    old.spec.context_length += 1;
+    there.plans = vec![Arc::new(old)];
+    let (mut state, now) = (State::default(), Instant::now());
+    let first = decided_with(&there, &mut state, now).kind;
+    assert!(matches!(
+        first,
+        DecisionKind::New {
+            retire_first: true,
+            ..
+        }
+    ));
+    assert!(is_new(&decide(&there, &state, now).0));
+}
+
+#[test]
 fn a_displaced_model_says_so_and_comes_back_when_there_is_room() {
     let (mut state, now) = (State::default(), Instant::now());
     let mut there = world_of(0, &[without_disk("desk")]);
