@@ -83,6 +83,7 @@ pub fn status(name: &str, observed: &Observed, share: Option<Share>) -> MemberSt
         })) => (*speed, *expert_miss_percent),
         _ => (None, None),
     };
+    // By this, the operator tells a try that failed from an agent that starts or ends.
     let retry_after_seconds = match observed {
         Observed::Failed { again_in, .. } => Some(again_in.as_secs().max(1) as i64),
         _ => None,

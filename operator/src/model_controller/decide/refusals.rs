@@ -21,9 +21,12 @@ pub struct Refusals {
 /// A member that has failed, and not got on since: neither has its process loaded, nor were weights fetched.
 #[derive(Clone, Copy)]
 struct Failing {
+    /// As if tries that took long had taken no time: two failures with one between them are not many.
     since: Instant,
     /// What it had then of its part of the file.
     fetched_bytes: Option<i64>,
+    /// Since when its process has been starting, if it is.
+    loading_since: Option<Instant>,
 }
 
 #[derive(Clone)]
@@ -37,7 +40,8 @@ struct Refusal {
     by_rank0: Option<String>,
 }
 
-/// A machine that fails for longer than this, again and again, while no client is answered, counts as one that refused.
+/// A machine that fails for longer than this, again and again, while no client is answered, counts as one that refused. A process that took longer
+/// than this to fail was a large model that was loaded.
 const FAILS_FOR: Duration = Duration::from_secs(120);
 /// A machine at which the ring has failed for longer than this counts as one that refused. A pause of the network is most often shorter, and a
 /// member that has died is soon started again. Where others would have to fetch what the machine has, it has [`FAILS_FOR`].
@@ -69,7 +73,7 @@ impl Refusals {
                 let still = still_fails(before, member, now);
                 failing.extend(still.map(|still| (key, still)));
                 // While it is tried again, it may yet go well.
-                let fails_too_long = member.state == MemberState::Failed
+                let fails_too_long = has_failed(member)
                     && still.is_some_and(|still| now.duration_since(still.since) > FAILS_FOR);
                 if member.state == MemberState::Refused || fails_too_long {
                     self.refuse(plan, name, member.message.clone(), None, now);
@@ -147,12 +151,40 @@ fn still_fails(before: Option<Failing>, member: &MemberStatus, now: Instant) -> 
     let before = before.filter(|before| member.fetched_bytes <= before.fetched_bytes);
     match member.state {
         MemberState::Loaded | MemberState::Ready => None,
-        MemberState::Failed => Some(before.unwrap_or(Failing {
-            since: now,
-            fetched_bytes: member.fetched_bytes,
-        })),
-        MemberState::Refused | MemberState::Fetching | MemberState::Loading => before,
+        MemberState::Loading => before.map(|before| Failing {
+            loading_since: before.loading_since.or(Some(now)),
+            ..before
+        }),
+        MemberState::Failed if has_failed(member) => {
+            let before = before.map(|before| before.after_a_try(now));
+            Some(before.unwrap_or(Failing {
+                since: now,
+                fetched_bytes: member.fetched_bytes,
+                loading_since: None,
+            }))
+        }
+        MemberState::Refused | MemberState::Failed | MemberState::Fetching => {
+            before.map(|before| before.after_a_try(now))
+        }
     }
+}
+
+impl Failing {
+    /// Its process is not starting any more.
+    fn after_a_try(self, now: Instant) -> Self {
+        let loading = self.loading_since.map(|since| now.duration_since(since));
+        let long = loading.filter(|loading| *loading > FAILS_FOR);
+        Self {
+            since: self.since + long.unwrap_or_default(),
+            loading_since: None,
+            ..self
+        }
+    }
+}
+
+/// Whether a try has failed. An agent that itself starts or ends says that its members have failed, too, but not when it tries again.
+fn has_failed(member: &MemberStatus) -> bool {
+    member.state == MemberState::Failed && member.retry_after_seconds.is_some()
 }
 
 /// What rank 0 says of a ring that is broken, and at which member it is. While that member's own agent is about to start it, it is waited for.

@@ -10,7 +10,10 @@ use crate::model_controller::test_world::{GIB, machine, profile, ring};
 /// A ring whose only member is in this state.
 fn reported(state: MemberState, message: &str) -> Arc<RingPlan> {
     let mut plan = RingPlan::clone(&ring(&[(0, 8)], GIB, 0));
-    let status = json!({"members": [{"name": "desk", "state": state, "message": message}]});
+    let retry = (state == MemberState::Failed).then_some(8);
+    let status = json!({"members": [
+        {"name": "desk", "state": state, "message": message, "retryAfterSeconds": retry},
+    ]});
     plan.status = Some(serde_json::from_value(status).unwrap());
     Arc::new(plan)
 }
@@ -67,6 +70,40 @@ fn who_fails_for_two_minutes_has_refused() {
     assert!(refusals.note(Some(&failed), &[], at(120)).is_empty());
     assert!(refusals.note(Some(&loading), &[], at(125)).is_empty());
     assert_eq!(refusals.note(Some(&failed), &[], at(130)).len(), 1);
+}
+
+#[test]
+fn a_few_failures_around_a_long_load_are_no_refusal() {
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let failed = reported(MemberState::Failed, "it broke");
+    let loading = reported(MemberState::Loading, "");
+    let mut refusals = Refusals::default();
+    refusals.note(Some(&failed), &[], start);
+    for seconds in [10, 100, 160] {
+        assert!(refusals.note(Some(&loading), &[], at(seconds)).is_empty());
+    }
+    assert!(refusals.note(Some(&failed), &[], at(170)).is_empty());
+    // The time between such loads adds up, and that of short ones counts, too.
+    assert!(refusals.note(Some(&loading), &[], at(180)).is_empty());
+    assert!(refusals.note(Some(&failed), &[], at(280)).is_empty());
+    assert_eq!(refusals.note(Some(&failed), &[], at(281)).len(), 1);
+}
+
+#[test]
+fn an_agent_that_starts_or_ends_has_not_failed() {
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let mut ends = RingPlan::clone(&reported(MemberState::Failed, "the agent ends"));
+    ends.status.as_mut().unwrap().members[0].retry_after_seconds = None;
+    let ends = Arc::new(ends);
+    let failed = reported(MemberState::Failed, "it broke");
+    let mut refusals = Refusals::default();
+    assert!(refusals.note(Some(&ends), &[], start).is_empty());
+    assert!(refusals.note(Some(&failed), &[], at(121)).is_empty());
+    // Nor does it count as having got on.
+    assert!(refusals.note(Some(&ends), &[], at(242)).is_empty());
+    assert_eq!(refusals.note(Some(&failed), &[], at(243)).len(), 1);
 }
 
 #[test]
