@@ -61,6 +61,8 @@ pub struct State {
     displaced: bool,
     /// The generation of the ring that runs, and when this operator saw it first: its own clock may be years away from the API server's.
     seen: Option<(i64, Instant)>,
+    /// Why that ring went on without the machines that the best one has, when this was decided last. While the planner is asked, it is not known anew.
+    kept: Option<(i64, String)>,
     /// What rank 0 of that ring measured last, where tokens come back to the same experts. While the ring stands still, it does not say.
     measured: Option<(i64, Speed)>,
 }
@@ -321,7 +323,6 @@ fn with_machines(
         fingerprint: &fingerprint,
         skeleton: skeleton(&world.model, resolved),
     };
-    let mut kept = NOT_WORTH_IT.to_owned();
     let kind = match current {
         // Their agents end, and are most often followed by others.
         Some(current) if candidates.profiles.is_empty() && candidates.all_leave(current) => {
@@ -342,7 +343,7 @@ fn with_machines(
                 Ok(()) => match case.faster_ring(current, state, known_for) {
                     Ok(kind) => kind,
                     Err(why) => {
-                        kept = why;
+                        state.kept = Some((current.spec.generation, why));
                         DecisionKind::Keep(current.clone())
                     }
                 },
@@ -355,8 +356,13 @@ fn with_machines(
         _ => kind,
     };
     let answer = state.answer_to(&fingerprint).or(state.answers.last());
+    let generation = current.map(|plan| plan.spec.generation);
+    let kept = match &state.kept {
+        Some((of, why)) if Some(*of) == generation => why.as_str(),
+        _ => NOT_WORTH_IT,
+    };
     Decision {
-        out: out_of_ring(&kind, &kept, world, &candidates, answer),
+        out: out_of_ring(&kind, kept, world, &candidates, answer),
         kind,
         awaited: candidates.awaited,
         fails: state.refusals.wait(now),

@@ -190,3 +190,22 @@ fn a_machine_that_is_not_taken_in_is_told_why() {
     let crowded = |plan: &mut RingPlan| plan.spec.members[0].memory_bytes = Some(14 * GIB);
     assert_eq!(why(crowded, 11), NO_ROOM);
 }
+
+#[test]
+fn why_a_machine_is_not_taken_in_stands_while_the_planner_is_asked() {
+    let mut machines = halves();
+    let mut alone = RingPlan::clone(&written(decided(&world(&machines[..1], &[]))));
+    alone.spec.members[0].memory_bytes = Some(14 * GIB);
+    let plans = [Arc::new(alone)];
+    let (mut state, seen) = (State::default(), Instant::now());
+    let why = |decision: &Decision| decision.out[0].why.clone();
+    let there = world(&machines, &plans);
+    decided_with(&there, &mut state, seen);
+    let later = seen + SETTLE + MINUTE;
+    assert_eq!(why(&decided_with(&there, &mut state, later)), NO_ROOM);
+    let status = profile(&mut machines[1]).status.as_mut().unwrap();
+    status.memory.available_bytes = 6 * GIB;
+    let (decision, _) = decide(&world(&machines, &plans), &state, later);
+    assert!(matches!(decision.kind, DecisionKind::Ask(_)));
+    assert_eq!(why(&decision), NO_ROOM);
+}
