@@ -169,8 +169,9 @@ const GAP: Duration = Duration::from_millis(1250);
 const OTHERS_ANSWERED: Duration = Duration::from_millis(1300);
 /// Rings that have not answered here for a minute are asked more seldom.
 const SELDOM: Duration = Duration::from_secs(5);
-/// Questions at the same time: of a silent ring, there are four.
-const CONCURRENCY: usize = 256;
+/// Questions at the same time: of a silent ring, there are four. If they were fewer than those of all rings that ports suffice for, rings that fall
+/// silent together would keep each other from being asked.
+const CONCURRENCY: usize = 1024;
 
 /// What is known of one ring.
 struct Asked {
