@@ -74,6 +74,8 @@ pub struct Context {
 #[derive(Default)]
 struct ReconcileState {
     failures: u32,
+    /// Of them the last ones, after which it was still to be said that the Model is not ready.
+    unsaid: u32,
     looks: Looks,
     decided: decide::State,
     /// A search that has no answer yet.
@@ -136,6 +138,11 @@ const AWAITING: Duration = Duration::from_secs(5);
 const UNSERVED: Duration = Duration::from_secs(30);
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(300);
+/// As long as it is still to be said that a Model is not ready, clients are sent to it: so many tries, a minute of them, come after [`FIRST_RETRY`]
+/// each. Then the API server may refuse it for good.
+const UNSAID: u32 = 50;
+/// Between all further ones.
+const UNSAID_RETRY: Duration = Duration::from_secs(10);
 
 /// One look at one Model.
 #[tracing::instrument(skip_all, fields(model = %model.name_any(), namespace = model.namespace()))]
@@ -157,7 +164,7 @@ pub async fn reconcile(
     let mut state = context.states.lock().remove(&uid).unwrap_or_default();
     let outcome = steps(&model, &uid, &context, &mut state).await;
     match &outcome {
-        Ok(_) => state.failures = 0,
+        Ok(_) => (state.failures, state.unsaid) = (0, 0),
         Err(error) => {
             state.failures += 1;
             context.metrics.failures.inc();
@@ -253,17 +260,26 @@ async fn steps(
 
 /// When a Model that failed is tried again.
 pub fn after_failure(model: Arc<Model>, error: &ControllerError, context: Arc<Context>) -> Action {
-    let state = model.uid().and_then(|uid| {
-        let states = context.states.lock();
-        let state = states.get(&uid)?;
-        Some((state.failures, state.said.clone()))
-    });
-    let (failures, said) = state.unwrap_or((1, None));
+    let mut states = context.states.lock();
+    let state = states.get_mut(&model.uid().unwrap_or_default());
+    let said = state.as_ref().and_then(|state| state.said.as_ref());
+    let is_due = withdraw::is_due(&model, said, &context);
+    let (failures, unsaid) = match state {
+        Some(state) => {
+            state.unsaid = match is_due {
+                true => state.unsaid.saturating_add(1),
+                false => 0,
+            };
+            (state.failures, state.unsaid)
+        }
+        None => (1, is_due.into()),
+    };
+    drop(states);
     let delay = FIRST_RETRY.saturating_mul(1 << failures.saturating_sub(1).min(16));
-    // Until it is said that the Model is not ready, clients are sent to it.
-    let longest = match withdraw::is_due(&model, said.as_ref(), &context) {
-        true => FIRST_RETRY,
-        false => LONGEST_RETRY,
+    let longest = match unsaid {
+        0 => LONGEST_RETRY,
+        1..=UNSAID => FIRST_RETRY,
+        _ => UNSAID_RETRY,
     };
     let error = error_chain(error);
     tracing::warn!(model = %model.name_any(), error, "could not reconcile");
@@ -284,9 +300,10 @@ mod tests {
     async fn a_false_ready_is_not_left_for_long_after_failures() {
         let plan = serving("m", 9400);
         let context = Arc::new(context(no_api_server(), &plan));
-        let after = |status: &str, said: Option<ModelStatus>| {
+        let after = |status: &str, said: Option<ModelStatus>, unsaid: u32| {
             let state = ReconcileState {
-                failures: 9,
+                failures: 900,
+                unsaid,
                 said,
                 ..ReconcileState::default()
             };
@@ -295,13 +312,16 @@ mod tests {
             after_failure(model, &ControllerError::Metadata("name"), context.clone())
         };
         let seconds = |seconds| Action::requeue(Duration::from_secs(seconds));
-        assert_eq!(after("True", None), seconds(1));
-        assert_eq!(after("False", None), seconds(256));
+        // However often it has failed for other reasons.
+        assert_eq!(after("True", None, 0), seconds(1));
+        assert_eq!(after("True", None, UNSAID - 1), seconds(1));
+        assert_eq!(after("True", None, UNSAID), seconds(10));
+        assert_eq!(after("False", None, 0), seconds(300));
         // It is said already, and the watch has yet to show it.
         let said = saying("False", "of it", plan.spec.generation)
             .status
             .clone();
-        assert_eq!(after("True", said), seconds(256));
+        assert_eq!(after("True", said, 0), seconds(300));
     }
 
     #[tokio::test]
