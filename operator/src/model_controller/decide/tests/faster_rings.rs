@@ -192,7 +192,7 @@ fn a_machine_that_is_not_taken_in_is_told_why() {
 }
 
 #[test]
-fn why_a_machine_is_not_taken_in_stands_while_the_planner_is_asked() {
+fn why_a_machine_is_left_out_stands_while_a_search_goes_on() {
     let mut machines = halves();
     let mut alone = RingPlan::clone(&written(decided(&world(&machines[..1], &[]))));
     alone.spec.members[0].memory_bytes = Some(14 * GIB);
