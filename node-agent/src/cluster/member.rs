@@ -50,6 +50,8 @@ pub struct PlanOnMachine {
     pub key: PlanKey,
     /// Or why it cannot be understood.
     pub spec: Result<RingPlanSpec, String>,
+    /// Whether an earlier plan of the same Model names this machine, too.
+    pub replaces: bool,
     /// What its annotation says of API keys, which changes.
     pub api_keys: watch::Receiver<ApiKeys>,
 }
@@ -338,13 +340,20 @@ impl Member {
             fetched_bytes: 0,
             total_bytes: draft.size_bytes as u64,
         });
+        let replaces = self.plan.replaces;
         let progress = |share| self.fetches([Some(share), to_come]);
-        let part = WantedWeights::of_member(spec, rank);
+        let part = WantedWeights {
+            replaces,
+            ..WantedWeights::of_member(spec, rank)
+        };
         let mut held = vec![weights.obtain(&namespace, part, progress).await?];
         if let Some(draft) = draft {
             let part = held[0].share;
             let progress = |share| self.fetches([part, Some(share)]);
-            let whole = WantedWeights::whole(draft);
+            let whole = WantedWeights {
+                replaces,
+                ..WantedWeights::whole(draft)
+            };
             let whole = weights.obtain(&namespace, whole, progress).await;
             held.push(whole.map_err(MemberError::Draft)?);
         }

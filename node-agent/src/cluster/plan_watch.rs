@@ -161,9 +161,12 @@ impl Members {
         });
         let (end, ended) = oneshot::channel();
         let (tell, told) = watch::channel(api_keys(plan));
+        let model = model(plan);
+        let mut earlier = self.running.values();
+        let replaces = model.is_some() && earlier.any(|running| running.model == model);
         let running = Running {
             end,
-            model: model(plan),
+            model,
             generation: generation(plan.data.get("spec").unwrap_or(&Value::Null)),
             replaced: false,
             is_everywhere: spec
@@ -176,6 +179,7 @@ impl Members {
         let plan = PlanOnMachine {
             key,
             spec,
+            replaces,
             api_keys: told,
         };
         self.tasks

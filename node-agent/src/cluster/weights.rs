@@ -3,10 +3,11 @@
 //!
 //! Decides which layers are fetched (the plan's; on rank 0 also the model's ends, embedding and output head, and all of a draft model), and
 //! never uses a file of another version than the plan's. Refuses to use the network, and to ask for a token, where everything is on the disk
-//! and was checked.
+//! and was checked. How much of the disk that may take: `room.rs`.
 
 mod mismatches;
 mod own_file;
+mod room;
 #[cfg(test)]
 mod tests;
 
@@ -14,7 +15,6 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use prima_crds::quantity::rounded;
 use prima_crds::v1alpha1::model_source::ModelSource;
@@ -22,27 +22,17 @@ use prima_crds::v1alpha1::ring_plan::{FileVersion, PlannedModel, RingPlanSpec};
 use prima_gguf::FilePart;
 use prima_kubernetes::{HubTokenError, HubTokens};
 use prima_weights::{
-    AllowedServer, Cache, CacheError, Client, ClientError, Collected, Download, DownloadError,
-    HeaderError, Hub, LocalFile, LocalFileError, Progress, Reach, RemoteError, RemoteModel,
-    RemoteModelError, Retry, Room, SourceError, identities, tensors,
+    AllowedServer, Cache, CacheError, Client, ClientError, Download, DownloadError, HeaderError,
+    Hub, LocalFile, LocalFileError, Progress, Reach, RemoteError, RemoteModel, RemoteModelError,
+    Retry, SourceError, identities, tensors,
 };
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
-use tokio::time::sleep;
 
 use self::mismatches::Mismatches;
 use self::own_file::own_file;
-use super::metrics::Established;
 use crate::local_header::{self, LocalHeaderError};
-
-/// Longer than an agent takes to start, or a plan to replace another: by then the files that they need are in use.
-const COLLECT_INTERVAL: Duration = Duration::from_secs(600);
-
-/// What stays free of a file system of so many bytes: with less a kubelet begins to remove images, and then evicts pods.
-fn kept_free(total: u64) -> u64 {
-    total / 5
-}
 
 /// How much of a member's part of the file is on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +71,8 @@ pub struct WantedWeights<'a> {
     pub layers: Vec<Range<usize>>,
     /// Embedding and output head, too.
     pub ends: bool,
+    /// Whether an earlier plan of the same Model uses files here, which goes when this one's ring serves.
+    pub replaces: bool,
 }
 
 impl<'a> WantedWeights<'a> {
@@ -91,6 +83,7 @@ impl<'a> WantedWeights<'a> {
             model: &plan.model,
             layers: windows.map(|window| window.layers()).collect(),
             ends: rank == 0,
+            replaces: false,
         }
     }
 
@@ -101,6 +94,7 @@ impl<'a> WantedWeights<'a> {
             model,
             layers: vec![all],
             ends: true,
+            replaces: false,
         }
     }
 }
@@ -168,6 +162,12 @@ pub enum WeightsError {
         rounded(*.room)
     )]
     NoRoom { wanted: u64, room: u64 },
+    #[error(
+        "{} of the model are still to be fetched, and beside model files in use the disk has room for {}: tried again until it has more; suspend a Model whose files are there, free some of the disk, let fetched models take more (the chart's agent.cacheBudget), or leave this machine out (spec.nodeSelector of the Model)",
+        rounded(*.wanted),
+        rounded(*.room)
+    )]
+    NoRoomYet { wanted: u64, room: u64 },
     #[error("cannot fetch this machine's part of the model")]
     Download(#[source] DownloadError),
     #[error(
@@ -216,7 +216,8 @@ impl WeightsError {
                     | DownloadError::OutOfRange { .. }
                     | DownloadError::NoRoom { .. }
             ),
-            Self::Cache(_)
+            Self::NoRoomYet { .. }
+            | Self::Cache(_)
             | Self::Client(_)
             | Self::Token(_)
             | Self::HubToken(_)
@@ -299,54 +300,6 @@ impl Weights {
         }
     }
 
-    /// Keeps the cache within its budget for ever, also when others fill the disk. Removes nothing when a plan goes or the agent starts:
-    /// the next plan, and the members of earlier plans, use what is on the disk.
-    pub async fn keep_to_budget(&self, established: Established) {
-        loop {
-            sleep(COLLECT_INTERVAL).await;
-            // Before that it is not known which files plans need.
-            if established.missing().is_empty() {
-                self.collect().await;
-            }
-        }
-    }
-
-    /// Removes the least recently used files, until the cache is within its budget. What members use stays.
-    async fn collect(&self) {
-        let store = self.0.clone();
-        let collecting = spawn_blocking(move || {
-            let budget = store.budget()?;
-            Ok::<_, WeightsError>(store.cache.collect(budget)?)
-        });
-        match collecting.await.map_err(WeightsError::Panicked) {
-            Ok(Ok(collected)) => tell_of(&collected),
-            Ok(Err(error)) | Err(error) => {
-                let problem = prima_crds::error_chain(&error);
-                tracing::warn!(problem, "cannot look after the cache of model files");
-            }
-        }
-    }
-
-    /// Removes the least recently used files, so that the `wanted` bytes, which take so many `more` of the disk, are within the budget; refuses
-    /// where that is not enough.
-    async fn make_room(&self, wanted: u64, more: u64) -> Result<(), WeightsError> {
-        let store = self.0.clone();
-        let room = blocking(move || {
-            let budget = store.budget()?;
-            store.cache.make_room(budget, more)
-        });
-        match room.await?? {
-            Room::Made(collected) => {
-                tell_of(&collected);
-                Ok(())
-            }
-            Room::Short { lacking_bytes } => Err(WeightsError::NoRoom {
-                wanted,
-                room: wanted.saturating_sub(lacking_bytes),
-            }),
-        }
-    }
-
     async fn fetched(
         &self,
         wanted: WantedWeights<'_>,
@@ -357,6 +310,7 @@ impl Weights {
             model,
             layers,
             ends,
+            replaces,
         } = wanted;
         let Origin {
             namespace,
@@ -406,18 +360,18 @@ impl Weights {
         let total_bytes = tensors::total_bytes(&wanted);
         let url = source.url.as_ref();
         let allow_full_download = url.is_some_and(|url| url.allow_full_download);
-        let (mut downloads, mut missing_bytes, mut room_bytes) = (Vec::new(), 0, 0);
+        let (mut downloads, mut missing_bytes, mut to_fetch) = (Vec::new(), 0, Vec::new());
         for ((remote, file), wanted) in remote.files.iter().zip(&files).zip(&parts) {
             self.0.mismatches.check(remote, file)?;
             let download =
                 Download::new(remote, file, wanted).allow_full_download(allow_full_download);
             let so_far = download.so_far()?;
             missing_bytes += so_far.missing_bytes();
-            room_bytes += download.room_bytes()?;
+            to_fetch.push((file.clone(), download.room_bytes()?));
             downloads.push((download, so_far.done_bytes));
         }
         if missing_bytes > 0 {
-            self.make_room(missing_bytes, room_bytes).await?;
+            self.make_room(missing_bytes, to_fetch, replaces).await?;
         }
         let mut before = 0;
         for (at, (download, there_bytes)) in downloads.into_iter().enumerate() {
@@ -473,26 +427,6 @@ struct Origin<'a> {
     namespace: &'a str,
     version: &'a FileVersion,
     source: &'a ModelSource,
-}
-
-impl Store {
-    fn budget(&self) -> Result<u64, CacheError> {
-        match self.budget_bytes {
-            // There may be less on the disk.
-            Some(budget) => Ok(budget.min(self.cache.budget_bytes(|_| 0)?)),
-            None => self.cache.budget_bytes(kept_free),
-        }
-    }
-}
-
-fn tell_of(collected: &Collected) {
-    if !collected.removed.is_empty() {
-        tracing::info!(
-            files = collected.removed.len(),
-            freed_bytes = collected.freed_bytes,
-            "removed model files that were not used for longest"
-        );
-    }
 }
 
 fn same_header(file: &str, expected: &str, found: String) -> Result<(), WeightsError> {

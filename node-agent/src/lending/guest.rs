@@ -288,18 +288,18 @@ fn make_room(
     files: &[LocalFile],
     missing: &[Vec<Range<u64>>],
 ) -> Result<(), GuestError> {
-    let (mut wanted, mut more): (u64, u64) = (0, 0);
+    let (mut wanted, mut to_fetch) = (0_u64, Vec::new());
     for (file, missing) in files.iter().zip(missing) {
         wanted = wanted.saturating_add(tensors::total_bytes(missing));
-        more = more.saturating_add(file.room_for(missing)?);
+        to_fetch.push((file.clone(), file.room_for(missing)?));
     }
     if wanted == 0 {
         return Ok(());
     }
     let budget = lender.cache.budget_bytes(kept_free)?;
-    match lender.cache.make_room(budget, more)? {
+    match lender.cache.make_room(budget, &to_fetch)? {
         Room::Made(_) => Ok(()),
-        Room::Short { lacking_bytes } => Err(GuestError::NoRoom {
+        Room::Short { lacking_bytes, .. } => Err(GuestError::NoRoom {
             wanted,
             room: wanted.saturating_sub(lacking_bytes),
         }),

@@ -3,7 +3,7 @@
 //! Decides: the least recently used file goes first, together with what broken downloads left behind. Refuses: to remove what any
 //! process on this machine has open as a [`LocalFile`], and to touch files whose names are not the cache's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, Metadata, TryLockError};
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -63,9 +63,12 @@ pub struct Collected {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Room {
     Made(Collected),
-    /// Beside what is in use, so many bytes are lacking. Nothing was removed.
+    /// Nothing was removed.
     Short {
+        /// Beside what is in use.
         lacking_bytes: u64,
+        /// What files in use take that are not those to be fetched. Where that is more than what is lacking, there will be room.
+        others_bytes: u64,
     },
 }
 
@@ -246,13 +249,20 @@ impl Cache {
         Ok(collected)
     }
 
-    /// Removes files as [`collect`](Self::collect) does, so that with `more_bytes` the cache takes at most `budget_bytes`; none where that
-    /// cannot be reached.
+    /// Removes files as [`collect`](Self::collect) does, so that the cache takes at most `budget_bytes` with what is `to_fetch`: files, and the
+    /// bytes of the disk that each will take in addition. Removes none where that cannot be reached.
     ///
     /// # Errors
     /// [`CacheError::Io`] when a file cannot be looked at or removed.
-    pub fn make_room(&self, budget_bytes: u64, more_bytes: u64) -> Result<Room, CacheError> {
-        let mut in_use: u64 = 0;
+    pub fn make_room(
+        &self,
+        budget_bytes: u64,
+        to_fetch: &[(LocalFile, u64)],
+    ) -> Result<Room, CacheError> {
+        let more = to_fetch.iter().map(|(_, more)| *more);
+        let more_bytes = more.fold(0, u64::saturating_add);
+        let own: BTreeSet<&Path> = to_fetch.iter().map(|(file, _)| file.path()).collect();
+        let (mut own_bytes, mut others_bytes): (u64, u64) = (0, 0);
         for CacheEntry {
             path,
             allocated_bytes,
@@ -260,16 +270,23 @@ impl Cache {
         } in self.entries()?
         {
             let may_go = unless_open(&path, |_| Ok(()));
-            if !may_go.map_err(failed(&path, "look at the file"))? {
-                in_use += allocated_bytes;
+            if may_go.map_err(failed(&path, "look at the file"))? {
+                continue;
+            }
+            match own.contains(&*path) {
+                true => own_bytes += allocated_bytes,
+                false => others_bytes += allocated_bytes,
             }
         }
-        let lacking_bytes = in_use
+        let lacking_bytes = (own_bytes + others_bytes)
             .saturating_add(more_bytes)
             .saturating_sub(budget_bytes);
         match lacking_bytes {
             0 => Ok(Room::Made(self.collect(budget_bytes - more_bytes)?)),
-            _ => Ok(Room::Short { lacking_bytes }),
+            _ => Ok(Room::Short {
+                lacking_bytes,
+                others_bytes,
+            }),
         }
     }
 }

@@ -125,8 +125,8 @@ async fn obtain(weights: &Weights, model: &PlannedModel) -> Result<HeldFile, Wei
     weights.obtain("default", whole, |_| ()).await
 }
 
-/// A megabyte of another model, which nobody uses.
-fn fetched_before(weights: &Weights) -> PathBuf {
+/// A megabyte of another model, in use until this is dropped.
+fn fetched_before(weights: &Weights) -> LocalFile {
     let identity = FileIdentity {
         size_bytes: 1 << 20,
         etag: Some("1".to_owned()),
@@ -141,10 +141,11 @@ fn fetched_before(weights: &Weights) -> PathBuf {
         location,
         token: None,
     };
-    let file = weights.cache().files(&source, &[identity]).unwrap();
-    let writer = file[0].writer().unwrap().unwrap();
+    let files = weights.cache().files(&source, &[identity]).unwrap();
+    let file = files.into_iter().next().unwrap();
+    let writer = file.writer().unwrap().unwrap();
     writer.write(0, &vec![1; 1 << 20]).unwrap();
-    file[0].path().to_owned()
+    file
 }
 
 #[tokio::test]
@@ -152,7 +153,7 @@ async fn what_exceeds_the_budget_is_not_fetched_and_removes_nothing() {
     let stage = Stage::new().await;
     let model = stage.planned(&sha256(&stage.model)).await;
     let weights = stage.weights(1 << 20);
-    let before = fetched_before(&weights);
+    let before = fetched_before(&weights).path().to_owned();
     let refused = obtain(&weights, &model).await.err().unwrap();
     assert!(matches!(refused, WeightsError::NoRoom { .. }), "{refused}");
     assert!(refused.is_refusal() && before.exists());
@@ -164,6 +165,31 @@ async fn what_exceeds_the_budget_is_not_fetched_and_removes_nothing() {
     let held = obtain(&weights, &model).await.unwrap();
     assert!(fs::read(&held.path).unwrap() == stage.model);
     assert!(!before.exists(), "it was not used for longest");
+}
+
+/// Such as those of a ring that ends.
+#[tokio::test]
+async fn files_in_use_that_are_in_the_way_are_waited_for() {
+    let stage = Stage::new().await;
+    let model = stage.planned(&sha256(&stage.model)).await;
+    let weights = stage.weights(stage.model.len() as u64 + (256 << 10));
+    let in_use = fetched_before(&weights);
+    // A budget that was given counts also while a plan replaces another.
+    for replaces in [false, true] {
+        let wanted = WantedWeights {
+            replaces,
+            ..WantedWeights::whole(&model)
+        };
+        let obtained = weights.obtain("default", wanted, |_| ()).await;
+        let error = obtained.err().unwrap();
+        assert!(matches!(error, WeightsError::NoRoomYet { .. }), "{error}");
+        assert!(!error.is_refusal());
+    }
+    let path = in_use.path().to_owned();
+    drop(in_use);
+    let held = obtain(&weights, &model).await.unwrap();
+    assert!(fs::read(&held.path).unwrap() == stage.model);
+    assert!(!path.exists());
 }
 
 /// As on file systems without holes.

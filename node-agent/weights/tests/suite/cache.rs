@@ -152,19 +152,33 @@ fn nothing_goes_for_what_does_not_fit_even_so() {
     );
     let each = cache.entries().unwrap()[0].allocated_bytes;
     let held = cache.files(&source("in-use"), &[identity("1")]).unwrap();
+    let new = cache.files(&source("new"), &[identity("1")]).unwrap();
+    let new = new.into_iter().next().unwrap();
+    let entries = cache.entries().unwrap();
+    let own = entries.iter().find(|entry| entry.path == new.path());
+    // Its ledger.
+    let own = own.unwrap().allocated_bytes;
+    let make_room = |budget_bytes, more_bytes| {
+        let to_fetch = [(new.clone(), more_bytes)];
+        cache.make_room(own + budget_bytes, &to_fetch).unwrap()
+    };
     // The last is less than is in use already.
     for (budget_bytes, more_bytes, lacking_bytes) in [
         (3 * each, 2 * each + 1, 1),
         (3 * each, 9 * each, 7 * each),
         (each - 5, 0, 5),
     ] {
-        let room = cache.make_room(budget_bytes, more_bytes).unwrap();
-        assert_eq!(room, Room::Short { lacking_bytes });
+        let room = make_room(budget_bytes, more_bytes);
+        let short = Room::Short {
+            lacking_bytes,
+            others_bytes: each,
+        };
+        assert_eq!(room, short);
     }
     assert!(in_use.exists() && older.exists() && newer.exists());
 
-    let removed = |budget_bytes, more_bytes| match cache.make_room(budget_bytes, more_bytes) {
-        Ok(Room::Made(collected)) => collected.removed,
+    let removed = |budget_bytes, more_bytes| match make_room(budget_bytes, more_bytes) {
+        Room::Made(collected) => collected.removed,
         other => panic!("{other:?}"),
     };
     assert_eq!(removed(4 * each, each), [] as [PathBuf; 0]);

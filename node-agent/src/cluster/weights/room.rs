@@ -1,0 +1,117 @@
+//! How much of the disk fetched models take, and room for more of them.
+//!
+//! Decides what goes when a model does not fit: what was not used for longest, and nothing that is in use. Refuses what would not fit either
+//! if no other model were in use; what would is worth waiting for.
+
+use std::time::Duration;
+
+use prima_weights::{CacheError, Collected, LocalFile, Room};
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+
+use super::super::metrics::Established;
+use super::{Store, Weights, WeightsError, blocking};
+
+/// Longer than an agent takes to start, or a plan to replace another: by then the files that they need are in use.
+const COLLECT_INTERVAL: Duration = Duration::from_secs(600);
+
+/// What stays free of a file system of so many bytes: with less a kubelet begins to remove images, and then evicts pods.
+fn kept_free(total: u64) -> u64 {
+    total / 5
+}
+
+/// The same for the time in which a model replaces another one: it may cost images, which are fetched again, but no pods.
+fn kept_free_meanwhile(total: u64) -> u64 {
+    total / 10
+}
+
+impl Weights {
+    /// Keeps the cache within its budget for ever, also when others fill the disk. Removes nothing when a plan goes or the agent starts:
+    /// the next plan, and the members of earlier plans, use what is on the disk.
+    pub async fn keep_to_budget(&self, established: Established) {
+        loop {
+            sleep(COLLECT_INTERVAL).await;
+            // Before that it is not known which files plans need.
+            if established.missing().is_empty() {
+                self.collect().await;
+            }
+        }
+    }
+
+    /// Removes the least recently used files, until the cache is within its budget. What members use stays.
+    async fn collect(&self) {
+        let store = self.0.clone();
+        let collecting = spawn_blocking(move || {
+            let budget = store.budget(kept_free)?;
+            Ok::<_, WeightsError>(store.cache.collect(budget)?)
+        });
+        match collecting.await.map_err(WeightsError::Panicked) {
+            Ok(Ok(collected)) => tell_of(&collected),
+            Ok(Err(error)) | Err(error) => {
+                let problem = prima_crds::error_chain(&error);
+                tracing::warn!(problem, "cannot look after the cache of model files");
+            }
+        }
+    }
+
+    /// Removes the least recently used files, so that the `wanted` bytes are within the budget: those `to_fetch`, with what each of them will
+    /// take. Where that is not enough, what `replaces` a model may take more of the disk until that has gone, unless the budget was given.
+    pub(super) async fn make_room(
+        &self,
+        wanted: u64,
+        to_fetch: Vec<(LocalFile, u64)>,
+        replaces: bool,
+    ) -> Result<(), WeightsError> {
+        let store = self.0.clone();
+        let room = blocking(move || {
+            let room = store.cache.make_room(store.budget(kept_free)?, &to_fetch)?;
+            match has_room_later(&room) && replaces {
+                true => store
+                    .cache
+                    .make_room(store.budget(kept_free_meanwhile)?, &to_fetch),
+                false => Ok(room),
+            }
+        });
+        let room = room.await??;
+        let later = has_room_later(&room);
+        match room {
+            Room::Made(collected) => {
+                tell_of(&collected);
+                Ok(())
+            }
+            Room::Short { lacking_bytes, .. } => {
+                let room = wanted.saturating_sub(lacking_bytes);
+                Err(match later {
+                    true => WeightsError::NoRoomYet { wanted, room },
+                    false => WeightsError::NoRoom { wanted, room },
+                })
+            }
+        }
+    }
+}
+
+/// Whether other models' files are all that is in the way.
+fn has_room_later(room: &Room) -> bool {
+    matches!(room, Room::Short { lacking_bytes, others_bytes } if lacking_bytes <= others_bytes)
+}
+
+impl Store {
+    /// So much of the file system stays free, unless the budget was given.
+    fn budget(&self, kept_free: fn(u64) -> u64) -> Result<u64, CacheError> {
+        match self.budget_bytes {
+            // There may be less on the disk.
+            Some(budget) => Ok(budget.min(self.cache.budget_bytes(|_| 0)?)),
+            None => self.cache.budget_bytes(kept_free),
+        }
+    }
+}
+
+fn tell_of(collected: &Collected) {
+    if !collected.removed.is_empty() {
+        tracing::info!(
+            files = collected.removed.len(),
+            freed_bytes = collected.freed_bytes,
+            "removed model files that were not used for longest"
+        );
+    }
+}
