@@ -306,6 +306,7 @@ impl Parts {
         Measured {
             status,
             others_percent,
+            ..
         }: Measured,
         data: PathBuf,
         (port, pins): (u16, Pins),
@@ -334,6 +335,7 @@ impl Parts {
         let again = MeasureAgain {
             others_percent,
             metrics: agent.metrics.clone(),
+            file: measured_file(&data),
             measure: move || measured(&data, threads, true),
         };
         self.keep("measuring again", again.follow(profile.clone()));
@@ -388,17 +390,23 @@ async fn begin(agent: &Agent, data: &Path) -> Result<Measured, ClusterError> {
     Ok(measured)
 }
 
-/// `fresh`: also if it was measured lately.
-fn measured(data: &Path, threads: Option<u16>, fresh: bool) -> Result<Measured, ClusterError> {
+/// Where it is kept what the machine can do.
+fn measured_file(data: &Path) -> PathBuf {
+    data.join("profile.json")
+}
+
+/// `again`: also if it was measured lately. Whether that counts is not known yet, so it is not kept.
+fn measured(data: &Path, threads: Option<u16>, again: bool) -> Result<Measured, ClusterError> {
     let models = data.canonicalize().map_err(|source| ClusterError::Folder {
         path: data.to_owned(),
         source,
     })?;
+    let file = measured_file(data);
     profile::measured(&Measuring {
         models: &models,
         threads: threads.map_or_else(Compute::available_threads, usize::from),
-        cache_file: Some(&data.join("profile.json")),
-        fresh,
+        cache_file: (!again).then_some(&*file),
+        fresh: again,
     })
     .map_err(ClusterError::Profile)
 }

@@ -48,8 +48,7 @@ use prima_weights::cache_folder;
 
 use crate::available_memory::{self, MemoryError, MemoryNow};
 use crate::ring::LinkError;
-pub use cache::BUSY_PERCENT;
-use cache::CacheKey;
+pub use cache::{BUSY_PERCENT, CacheKey};
 use cpu::SampleWeights;
 pub use cpu::cache_bytes;
 use disk::DiskError;
@@ -181,6 +180,18 @@ pub struct Measured {
     pub status: NodeProfileStatus,
     /// How much of the processors' time other programs used meanwhile. With more than [`BUSY_PERCENT`] the machine looks slower than it is.
     pub others_percent: u8,
+    /// What it depends on.
+    pub key: CacheKey,
+}
+
+impl Measured {
+    /// Keeps it for calls of [`measured`] with this file. A file that cannot be written is only reported.
+    pub fn keep(&self, file: &Path) {
+        let (key, status) = (self.key.clone(), self.status.clone());
+        if let Err(error) = cache::store(file, key, self.others_percent, status) {
+            progress(&prima_crds::error_chain(&error));
+        }
+    }
 }
 
 /// What this machine can do, measured now or recently, with the memory that is available now. Reports progress on stderr.
@@ -210,10 +221,7 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<Measured, ProfileError> {
             .as_ref()
             .map_or_else(String::clone, |facts| facts.name.clone()),
     };
-    let Measured {
-        mut status,
-        others_percent,
-    } = match cached(cache_file, &key, fresh) {
+    let mut measured = match cached(cache_file, &key, fresh) {
         Some(measured) => measured,
         None => {
             let pool = ThreadPool::new(threads, level).map_err(ProfileError::Threads)?;
@@ -229,13 +237,18 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<Measured, ProfileError> {
                      and is measured again in some minutes, or with --fresh"
                 ));
             }
-            keep(cache_file, key, others_percent, &status);
-            Measured {
+            let measured = Measured {
                 status,
                 others_percent,
+                key,
+            };
+            if let Some(file) = cache_file {
+                measured.keep(file);
             }
+            measured
         }
     };
+    let status = &mut measured.status;
     status.architectures = prima_model::architectures().map(str::to_owned).collect();
     status.parts = names(Compute::model_parts());
     for gpu in &mut status.gpus {
@@ -252,10 +265,7 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<Measured, ProfileError> {
     if let Ok(facts) = &gpu_facts {
         gpu::set_available(&mut status.gpus, facts, |_, _| true);
     }
-    Ok(Measured {
-        status,
-        others_percent,
-    })
+    Ok(measured)
 }
 
 /// As a profile has them.
@@ -353,15 +363,6 @@ fn cached(file: Option<&Path>, key: &CacheKey, fresh: bool) -> Option<Measured> 
             progress(&reason);
             None
         }
-    }
-}
-
-fn keep(file: Option<&Path>, key: CacheKey, others_percent: u8, status: &NodeProfileStatus) {
-    let Some(file) = file else {
-        return;
-    };
-    if let Err(error) = cache::store(file, key, others_percent, status.clone()) {
-        progress(&prima_crds::error_chain(&error));
     }
 }
 

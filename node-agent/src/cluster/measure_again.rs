@@ -2,9 +2,11 @@
 //! started: plans would give it too little until its agent starts anew.
 //!
 //! Decides when: after some minutes, then after pauses that double, until other programs left it alone. Of several measurements the one that
-//! was disturbed least counts. Refuses to measure beside members, which it would disturb, as they would disturb it.
+//! was disturbed least counts, and is kept for the agent's next start. Refuses to measure beside members, which it would disturb, as they would
+//! disturb it.
 
 use std::future::pending;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use prima_crds::v1alpha1::node_profile::NodeProfileStatus;
@@ -25,6 +27,8 @@ pub struct MeasureAgain<M> {
     /// Knows of members.
     pub metrics: Metrics,
     pub measure: M,
+    /// Where what counts is kept.
+    pub file: PathBuf,
 }
 
 const FIRST_PAUSE: Duration = Duration::from_secs(10 * 60);
@@ -71,6 +75,7 @@ where
                 let others_percent = measured.others_percent;
                 tracing::info!(others_percent, "the machine was measured again");
                 self.others_percent = others_percent;
+                measured.keep(&self.file);
                 profile.send_modify(|status| replace_measured(status, measured.status));
             }
             Ok(_) => {}
@@ -84,13 +89,14 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::io;
     use std::sync::{Arc, Mutex};
+    use std::{fs, io};
 
     use prima_crds::v1alpha1::node_profile::NodeProfile;
     use serde_json::json;
 
     use super::*;
+    use crate::profile::CacheKey;
 
     /// As a layer's overhead it has the percentage, by which it is known.
     fn measured(others_percent: u8) -> Measured {
@@ -101,6 +107,7 @@ mod tests {
         Measured {
             status,
             others_percent,
+            key: CacheKey::default(),
         }
     }
 
@@ -111,6 +118,8 @@ mod tests {
         status.agent = Some(serde_json::from_value(agent).unwrap());
         let (profile, mut published) = watch::channel(status);
         let metrics = Metrics::default();
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("profile.json");
         // What the next measurement finds, and who comes while it is made.
         let next = Arc::new(Mutex::new(None));
         let came = Arc::new(Mutex::new(None));
@@ -128,6 +137,7 @@ mod tests {
                     None => Err(ClusterError::Start(io::Error::other("a disk is full"))),
                 }
             },
+            file: file.clone(),
         };
         let find = |found: Option<(u8, bool)>| *next.lock().unwrap() = found;
 
@@ -139,6 +149,7 @@ mod tests {
             find(found);
             assert!(again.look(&profile).await, "{found:?}");
             assert!(!published.has_changed().unwrap(), "{found:?}");
+            assert!(!file.exists(), "{found:?}");
         }
         drop(came.lock().unwrap().take());
         for others_percent in [30, 5] {
@@ -149,6 +160,9 @@ mod tests {
             let overhead = status.cpu.layer_overhead_nanoseconds;
             assert_eq!(overhead, i64::from(others_percent));
             assert_eq!(again.others_percent, others_percent);
+            let kept = fs::read_to_string(&file).unwrap();
+            let percent = format!("\"others_percent\": {others_percent},");
+            assert!(kept.contains(&percent), "{kept}");
             assert_eq!(status.agent.unwrap().address, "10.0.0.1");
         }
     }

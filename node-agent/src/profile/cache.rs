@@ -14,6 +14,7 @@ use super::Measured;
 
 /// What the measurements depend on. If one of these changes, they are void.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(Default))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CacheKey {
     pub agent_version: String,
@@ -115,6 +116,7 @@ pub fn load(path: &Path, key: &CacheKey, now: Timestamp) -> Result<Measured, Str
     Ok(Measured {
         status: entry.status,
         others_percent: entry.others_percent,
+        key: entry.key,
     })
 }
 
