@@ -78,7 +78,7 @@ pub async fn follow(
             continue;
         }
         again = Instant::now() + jittered(INTERVAL);
-        let (paths, weights) = (wanted.paths(&seen), weights.clone());
+        let (paths, weights) = (wanted.paths(&told(&profile.borrow())), weights.clone());
         let looking = spawn_blocking(move || look(&paths, seen, in_container, weights.cache()));
         // A panic has been printed; what was seen is read again.
         seen = looking.await.unwrap_or_default();
@@ -116,12 +116,12 @@ impl WantedPaths {
         }
     }
 
-    /// What is looked for: of each namespace before others what was `seen`, as rings may use it. Where there is no room for all, namespaces take
-    /// turns, so that those with few files keep them.
-    fn paths(&self, seen: &Seen) -> BTreeSet<String> {
+    /// What is looked for: before others what was `told`, as rings may use it. Where there is no room for all, namespaces take turns, so that
+    /// those with few files keep them.
+    fn paths(&self, told: &BTreeSet<String>) -> BTreeSet<String> {
         let mut of_namespaces: BTreeMap<&str, BTreeSet<(bool, &String)>> = BTreeMap::new();
         for ((namespace, _), paths) in &self.0 {
-            let paths = paths.iter().map(|path| (!seen.contains_key(path), path));
+            let paths = paths.iter().map(|path| (!told.contains(path), path));
             of_namespaces.entry(namespace).or_default().extend(paths);
         }
         for (namespace, paths) in &of_namespaces {
@@ -136,12 +136,13 @@ impl WantedPaths {
         }
         let of_each = of_namespaces.into_values();
         let of_each = of_each.flat_map(|paths| paths.into_iter().take(MOST_PATHS).enumerate());
-        let mut in_turns: Vec<(usize, &String)> =
-            of_each.map(|(turn, (_, path))| (turn, path)).collect();
+        let mut in_turns: Vec<(bool, usize, &String)> = of_each
+            .map(|(turn, (is_new, path))| (is_new, turn, path))
+            .collect();
         // Paths of a turn stay in the order of their namespaces.
-        in_turns.sort_by_key(|(turn, _)| *turn);
+        in_turns.sort_by_key(|(is_new, turn, _)| (*is_new, *turn));
         let mut paths = BTreeSet::new();
-        for (_, path) in in_turns {
+        for (_, _, path) in in_turns {
             if paths.len() == MOST_PATHS_IN_ALL && !paths.contains(path) {
                 tracing::warn!(
                     first = path,
@@ -153,6 +154,13 @@ impl WantedPaths {
         }
         paths
     }
+}
+
+/// The files that this machine is said to have, also by the agent before this one.
+fn told(status: &NodeProfileStatus) -> BTreeSet<String> {
+    let told = status.agent.iter().flat_map(|agent| &agent.local_models);
+    let usable = told.filter(|file| file.problem.is_none());
+    usable.map(|file| file.path.clone()).collect()
 }
 
 fn key(model: &DynamicObject) -> (String, String) {
@@ -410,12 +418,11 @@ mod tests {
         let mut other = model("one", source("/z/b.gguf".to_owned()));
         other.metadata.namespace = Some("other".to_owned());
         wanted.seen(&other);
-        let seen = |path: &str| Seen::from([(path.to_owned(), (Stamp::NoFile, None))]);
-        for (seen, last) in [
-            (Seen::new(), "/a/0063.gguf"),
-            (seen("/a/0999.gguf"), "/a/0999.gguf"),
+        for (told, last) in [
+            (BTreeSet::new(), "/a/0063.gguf"),
+            (BTreeSet::from(["/a/0999.gguf".to_owned()]), "/a/0999.gguf"),
         ] {
-            let paths: Vec<String> = wanted.paths(&seen).into_iter().collect();
+            let paths: Vec<String> = wanted.paths(&told).into_iter().collect();
             assert_eq!(paths.len(), MOST_PATHS + 1);
             assert_eq!(paths[MOST_PATHS - 1], last);
             assert_eq!(paths[MOST_PATHS], "/z/b.gguf");
@@ -440,7 +447,7 @@ mod tests {
         add("with-one", "/z/only.gguf");
         // It is told already.
         add("with-one-more", "/n00/00.gguf");
-        let paths = wanted.paths(&Seen::new());
+        let paths = wanted.paths(&BTreeSet::new());
         assert_eq!(paths.len(), MOST_PATHS_IN_ALL);
         assert!(paths.contains("/z/only.gguf"));
         for namespace in 0..100 {
@@ -449,5 +456,11 @@ mod tests {
             let expected = if namespace == 99 { 3 } else { 4 };
             assert_eq!(count, expected, "{own}");
         }
+        // What namespaces that came later would take, had it not been told.
+        let told = (0..MOST_PATHS).map(|number| format!("/n99/{number:02}.gguf"));
+        let told: BTreeSet<String> = told.collect();
+        let paths = wanted.paths(&told);
+        assert_eq!(paths.len(), MOST_PATHS_IN_ALL);
+        assert!(paths.is_superset(&told) && paths.contains("/z/only.gguf"));
     }
 }
