@@ -22,6 +22,7 @@ mod cache;
 mod cpu;
 mod disk;
 pub(crate) mod gpu;
+pub(crate) mod gpu_power;
 pub(crate) mod links;
 mod memory;
 mod others;

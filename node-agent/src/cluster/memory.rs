@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prima_crds::v1alpha1::node_profile::{GpuMeasurements, MemoryProfile, NodeProfileStatus, Os};
+use prima_engine::GpuFacts;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
@@ -19,10 +20,10 @@ use tokio::time::sleep;
 use super::backoff::jittered;
 use super::publish_profile::memory_text;
 use crate::available_memory::{self, MemoryNow};
-use crate::profile::gpu;
+use crate::profile::{gpu, gpu_power};
 
 const INTERVAL: Duration = Duration::from_secs(60);
-/// Asking wakes a GPU that sleeps. A machine that failed because its GPU was full is left out for twice as long.
+/// A machine that failed because its GPU was full is left out for twice as long.
 const GPU_INTERVAL: Duration = Duration::from_secs(300);
 const WORTH_TELLING: i64 = 20;
 const LESS_WORTH_TELLING: i64 = 100;
@@ -90,13 +91,23 @@ pub async fn follow(profile: watch::Sender<NodeProfileStatus>, children: Childre
     }
 }
 
-/// The same for the GPU's own memory, every five minutes.
+/// The same for the GPU's own memory, every five minutes. Asking wakes a GPU that sleeps, so that is asked once: nobody takes any of its memory
+/// until it is awake.
 pub async fn follow_gpu(profile: watch::Sender<NodeProfileStatus>, children: Children) {
+    // The GPU as it was asked last, and whether it slept before that.
+    let mut last: Option<(GpuFacts, bool)> = None;
     loop {
         sleep(jittered(GPU_INTERVAL)).await;
         if children.use_gpu() || !has_own_gpu_memory(&profile.borrow()) {
             continue;
         }
+        let sleeps = match &last {
+            Some((gpu, slept)) => match gpu_power::sleeps(Path::new("/"), gpu) {
+                true if *slept => continue,
+                sleeps => sleeps,
+            },
+            None => false,
+        };
         // A driver may take its time. A panic has been printed.
         let Ok(facts) = spawn_blocking(gpu::facts).await else {
             continue;
@@ -108,6 +119,7 @@ pub async fn follow_gpu(profile: watch::Sender<NodeProfileStatus>, children: Chi
                 profile.send_if_modified(|status| {
                     gpu::set_available(&mut status.gpus, &facts, gpu_changed_much)
                 });
+                last = Some((facts, sleeps));
             }
             Err(problem) => {
                 tracing::warn!(problem, "cannot look at the GPU's memory");
