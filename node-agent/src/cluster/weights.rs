@@ -370,9 +370,10 @@ impl Weights {
             to_fetch.push((file.clone(), download.room_bytes()?));
             downloads.push((download, so_far.done_bytes));
         }
-        if missing_bytes > 0 {
-            self.make_room(missing_bytes, to_fetch, replaces).await?;
-        }
+        let _room = match missing_bytes {
+            0 => None,
+            _ => Some(self.make_room(missing_bytes, to_fetch, replaces).await?),
+        };
         let mut before = 0;
         for (at, (download, there_bytes)) in downloads.into_iter().enumerate() {
             let ended = self.download(download, there_bytes, |done_bytes| {

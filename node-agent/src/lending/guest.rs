@@ -11,7 +11,9 @@ use std::time::Duration;
 use prima_crds::quantity::rounded;
 use prima_crds::v1alpha1::ring_plan::{RingPlan, RingPlanError};
 use prima_member_process::{Launch, MemberProcess, Serve, StartError};
-use prima_weights::{CacheError, FileIdentity, LocalFile, LocalFileError, Room, Writer, tensors};
+use prima_weights::{
+    CacheError, FileIdentity, KeptRoom, LocalFile, LocalFileError, Room, Writer, tensors,
+};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::timeout;
@@ -188,6 +190,8 @@ struct Files {
     files: Vec<LocalFile>,
     missing: Vec<Vec<Range<u64>>>,
     writers: Vec<Writer>,
+    /// For what is missing, if anything is.
+    _room: Option<KeptRoom>,
 }
 
 impl Files {
@@ -211,16 +215,19 @@ impl Files {
         let missing: Vec<_> = missing
             .map(|(file, wanted)| file.missing(wanted))
             .collect::<Result<_, _>>()?;
-        if let Err(error) = make_room(lender, &files, &missing) {
-            for file in files {
-                // What was made for nothing goes again.
-                let whole = 0..file.identity().size_bytes;
-                if file.missing(from_ref(&whole))? == [whole] {
-                    file.discard()?;
+        let room = match make_room(lender, &files, &missing) {
+            Ok(room) => room,
+            Err(error) => {
+                for file in files {
+                    // What was made for nothing goes again.
+                    let whole = 0..file.identity().size_bytes;
+                    if file.missing(from_ref(&whole))? == [whole] {
+                        file.discard()?;
+                    }
                 }
+                return Err(error);
             }
-            return Err(error);
-        }
+        };
         let names = files.iter().zip(sent);
         let writers = names
             .map(|(file, sent)| {
@@ -233,6 +240,7 @@ impl Files {
             files,
             missing,
             writers,
+            _room: room,
         })
     }
 
@@ -287,18 +295,18 @@ fn make_room(
     lender: &Lender,
     files: &[LocalFile],
     missing: &[Vec<Range<u64>>],
-) -> Result<(), GuestError> {
+) -> Result<Option<KeptRoom>, GuestError> {
     let (mut wanted, mut to_fetch) = (0_u64, Vec::new());
     for (file, missing) in files.iter().zip(missing) {
         wanted = wanted.saturating_add(tensors::total_bytes(missing));
         to_fetch.push((file.clone(), file.room_for(missing)?));
     }
     if wanted == 0 {
-        return Ok(());
+        return Ok(None);
     }
     let budget = lender.cache.budget_bytes(kept_free)?;
     match lender.cache.make_room(budget, &to_fetch)? {
-        Room::Made(_) => Ok(()),
+        Room::Made { kept, .. } => Ok(Some(kept)),
         Room::Short { lacking_bytes, .. } => Err(GuestError::NoRoom {
             wanted,
             room: wanted.saturating_sub(lacking_bytes),

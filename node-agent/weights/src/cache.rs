@@ -3,11 +3,12 @@
 //! Decides: the least recently used file goes first, together with what broken downloads left behind. Refuses: to remove what any
 //! process on this machine has open as a [`LocalFile`], and to touch files whose names are not the cache's.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::{self, File, Metadata, TryLockError};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::SystemTime;
 
 use prima_gguf::{first_part, part_paths};
@@ -34,10 +35,22 @@ pub fn cache_folder() -> Option<PathBuf> {
         .or_else(|| Some(set("HOME")?.join(".cache/prima")))
 }
 
-/// A folder of model files.
+/// A folder of model files. Clones know of each other's room.
 #[derive(Debug, Clone)]
 pub struct Cache {
     folder: PathBuf,
+    /// Of every [`KeptRoom`].
+    kept: Arc<Mutex<Vec<Weak<Sizes>>>>,
+}
+
+/// The bytes of the disk that files will take once they are fetched.
+type Sizes = BTreeMap<PathBuf, u64>;
+
+/// Room for files that are being fetched. Others get none of it until this is dropped.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub struct KeptRoom {
+    _sizes: Arc<Sizes>,
 }
 
 /// One model file, or what is left of it.
@@ -62,12 +75,16 @@ pub struct Collected {
 /// What came of making room.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Room {
-    Made(Collected),
+    Made {
+        collected: Collected,
+        kept: KeptRoom,
+    },
     /// Nothing was removed.
     Short {
         /// Beside what is in use.
         lacking_bytes: u64,
-        /// What files in use take that are not those to be fetched. Where that is more than what is lacking, there will be room.
+        /// What files in use take, or will once they are fetched, that are not those to be fetched now. Where that is not less than what is
+        /// lacking, there will be room.
         others_bytes: u64,
     },
 }
@@ -94,6 +111,7 @@ impl Cache {
         fs::create_dir_all(folder).map_err(failed(folder, "make the folder"))?;
         Ok(Cache {
             folder: folder.to_owned(),
+            kept: Arc::default(),
         })
     }
 
@@ -261,8 +279,15 @@ impl Cache {
     ) -> Result<Room, CacheError> {
         let more = to_fetch.iter().map(|(_, more)| *more);
         let more_bytes = more.fold(0, u64::saturating_add);
-        let own: BTreeSet<&Path> = to_fetch.iter().map(|(file, _)| file.path()).collect();
-        let (mut own_bytes, mut others_bytes): (u64, u64) = (0, 0);
+        let own = to_fetch.iter();
+        let mut own: Sizes = own
+            .map(|(file, more)| (file.path().to_owned(), *more))
+            .collect();
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.retain(|kept| kept.strong_count() > 0);
+        let others: Vec<Arc<Sizes>> = kept.iter().filter_map(Weak::upgrade).collect();
+        // Of what others fetch, some is still to come.
+        let (mut own_bytes, mut others_bytes, mut coming_bytes): (u64, u64, u64) = (0, 0, 0);
         for CacheEntry {
             path,
             allocated_bytes,
@@ -273,21 +298,32 @@ impl Cache {
             if may_go.map_err(failed(&path, "look at the file"))? {
                 continue;
             }
-            match own.contains(&*path) {
-                true => own_bytes += allocated_bytes,
-                false => others_bytes += allocated_bytes,
+            if let Some(size) = own.get_mut(&path) {
+                own_bytes += allocated_bytes;
+                *size = size.saturating_add(allocated_bytes);
+                continue;
             }
+            others_bytes += allocated_bytes;
+            let size = others.iter().filter_map(|kept| kept.get(&path)).max();
+            coming_bytes += size.map_or(0, |size| size.saturating_sub(allocated_bytes));
         }
+        let new_bytes = more_bytes.saturating_add(coming_bytes);
         let lacking_bytes = (own_bytes + others_bytes)
-            .saturating_add(more_bytes)
+            .saturating_add(new_bytes)
             .saturating_sub(budget_bytes);
-        match lacking_bytes {
-            0 => Ok(Room::Made(self.collect(budget_bytes - more_bytes)?)),
-            _ => Ok(Room::Short {
+        if lacking_bytes > 0 {
+            return Ok(Room::Short {
                 lacking_bytes,
-                others_bytes,
-            }),
+                others_bytes: others_bytes + coming_bytes,
+            });
         }
+        let collected = self.collect(budget_bytes - new_bytes)?;
+        let own = Arc::new(own);
+        kept.push(Arc::downgrade(&own));
+        Ok(Room::Made {
+            collected,
+            kept: KeptRoom { _sizes: own },
+        })
     }
 }
 

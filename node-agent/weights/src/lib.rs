@@ -31,7 +31,7 @@ mod retry;
 mod source;
 pub mod tensors;
 
-pub use cache::{Cache, CacheEntry, CacheError, Collected, Room, cache_folder};
+pub use cache::{Cache, CacheEntry, CacheError, Collected, KeptRoom, Room, cache_folder};
 pub use client::{Client, ClientError};
 pub use download::{Download, DownloadError, Progress};
 pub use header::{Header, HeaderError, MAX_HEADER_BYTES};

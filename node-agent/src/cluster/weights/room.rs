@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use prima_weights::{CacheError, Collected, LocalFile, Room};
+use prima_weights::{CacheError, Collected, KeptRoom, LocalFile, Room};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
@@ -54,14 +54,15 @@ impl Weights {
         }
     }
 
-    /// Removes the least recently used files, so that the `wanted` bytes are within the budget: those `to_fetch`, with what each of them will
-    /// take. Where that is not enough, what `replaces` a model may take more of the disk until that has gone, unless the budget was given.
+    /// Removes the least recently used files, so that the `wanted` bytes are within the budget: those of files `to_fetch`, of which each takes
+    /// so much more of the disk. Where that is not enough, what `replaces` a model may take more than others, unless the budget was given.
+    /// Nobody else gets the room until it is dropped.
     pub(super) async fn make_room(
         &self,
         wanted: u64,
         to_fetch: Vec<(LocalFile, u64)>,
         replaces: bool,
-    ) -> Result<(), WeightsError> {
+    ) -> Result<KeptRoom, WeightsError> {
         let store = self.0.clone();
         let room = blocking(move || {
             let room = store.cache.make_room(store.budget(kept_free)?, &to_fetch)?;
@@ -75,9 +76,9 @@ impl Weights {
         let room = room.await??;
         let later = has_room_later(&room);
         match room {
-            Room::Made(collected) => {
+            Room::Made { collected, kept } => {
                 tell_of(&collected);
-                Ok(())
+                Ok(kept)
             }
             Room::Short { lacking_bytes, .. } => {
                 let room = wanted.saturating_sub(lacking_bytes);

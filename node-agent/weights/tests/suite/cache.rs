@@ -178,7 +178,7 @@ fn nothing_goes_for_what_does_not_fit_even_so() {
     assert!(in_use.exists() && older.exists() && newer.exists());
 
     let removed = |budget_bytes, more_bytes| match make_room(budget_bytes, more_bytes) {
-        Room::Made(collected) => collected.removed,
+        Room::Made { collected, .. } => collected.removed,
         other => panic!("{other:?}"),
     };
     assert_eq!(removed(4 * each, each), [] as [PathBuf; 0]);
@@ -186,6 +186,39 @@ fn nothing_goes_for_what_does_not_fit_even_so() {
     assert_eq!(removed(3 * each, 2 * each), [newer]);
     drop(held);
     assert_eq!(removed(each, each), [in_use]);
+}
+
+#[test]
+fn room_that_is_being_filled_is_given_to_nobody_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::open(folder.path()).unwrap();
+    let new = |name| {
+        let files = cache.files(&source(name), &[identity("1")]);
+        files.unwrap().into_iter().next().unwrap()
+    };
+    let (first, second) = (new("first"), new("second"));
+    let entries = cache.entries().unwrap();
+    // Their ledgers.
+    let ledgers: u64 = entries.iter().map(|entry| entry.allocated_bytes).sum();
+    let make_room = |file: &LocalFile| {
+        let to_fetch = [(file.clone(), 1 << 20)];
+        cache.make_room(ledgers + (3 << 19), &to_fetch).unwrap()
+    };
+    let Room::Made { kept, .. } = make_room(&first) else {
+        panic!("there is room for one");
+    };
+    let is_short = || {
+        matches!(make_room(&second), Room::Short { lacking_bytes, others_bytes }
+            if lacking_bytes == 1 << 19 && others_bytes >= 1 << 20)
+    };
+    assert!(is_short());
+    let writer = first.writer().unwrap().unwrap();
+    writer.write(0, &vec![1; 1 << 18]).unwrap();
+    assert!(is_short(), "some of it is there");
+    // Whose room it is may look again.
+    assert!(matches!(make_room(&first), Room::Made { .. }));
+    drop(kept);
+    assert!(matches!(make_room(&second), Room::Made { .. }));
 }
 
 #[test]
