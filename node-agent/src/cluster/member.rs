@@ -344,6 +344,7 @@ impl Member {
         let progress = |share| self.fetches([Some(share), to_come]);
         let part = WantedWeights {
             replaces,
+            then: fetched_draft,
             ..WantedWeights::of_member(spec, rank)
         };
         let mut held = vec![weights.obtain(&namespace, part, progress).await?];

@@ -14,6 +14,7 @@ mod tests;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::pin::pin;
+use std::slice::from_ref;
 use std::sync::Arc;
 
 use prima_crds::quantity::rounded;
@@ -73,6 +74,8 @@ pub struct WantedWeights<'a> {
     pub ends: bool,
     /// Whether an earlier plan of the same Model uses files here, which goes when this one's ring serves.
     pub replaces: bool,
+    /// A model that is fetched next, of which all is: without room for that, too, nothing is fetched.
+    pub then: Option<&'a PlannedModel>,
 }
 
 impl<'a> WantedWeights<'a> {
@@ -84,6 +87,7 @@ impl<'a> WantedWeights<'a> {
             layers: windows.map(|window| window.layers()).collect(),
             ends: rank == 0,
             replaces: false,
+            then: None,
         }
     }
 
@@ -95,6 +99,7 @@ impl<'a> WantedWeights<'a> {
             layers: vec![all],
             ends: true,
             replaces: false,
+            then: None,
         }
     }
 }
@@ -311,6 +316,7 @@ impl Weights {
             layers,
             ends,
             replaces,
+            then,
         } = wanted;
         let Origin {
             namespace,
@@ -318,13 +324,7 @@ impl Weights {
             source,
         } = origin;
         let commit = version.commit.as_deref();
-        let identities = identities(version, model.size_bytes as u64);
-        let files = {
-            // Where files are kept does not depend on whose token fetches them.
-            let place = self.0.hub_tokens.shared().source(source, commit);
-            let (store, place) = (self.0.clone(), place.ok_or(WeightsError::NoSource)?);
-            blocking(move || store.cache.files(&place, &identities)).await??
-        };
+        let files = self.files_of(model).await?;
         let held = |files: Vec<LocalFile>, wanted: &[Range<u64>]| {
             let total_bytes = tensors::total_bytes(wanted);
             HeldFile {
@@ -370,6 +370,15 @@ impl Weights {
             to_fetch.push((file.clone(), download.room_bytes()?));
             downloads.push((download, so_far.done_bytes));
         }
+        let next = match then {
+            Some(model) if missing_bytes > 0 => self.files_of(model).await?,
+            _ => Vec::new(),
+        };
+        for file in &next {
+            let whole = 0..file.identity().size_bytes;
+            missing_bytes += tensors::total_bytes(&file.missing(from_ref(&whole))?);
+            to_fetch.push((file.clone(), file.room_for(from_ref(&whole))?));
+        }
         let _room = match missing_bytes {
             0 => None,
             _ => Some(self.make_room(missing_bytes, to_fetch, replaces).await?),
@@ -388,6 +397,18 @@ impl Weights {
             before += tensors::total_bytes(&parts[at]);
         }
         Ok(held(files, &wanted))
+    }
+
+    /// Where a model is kept that is fetched; in use until dropped.
+    async fn files_of(&self, model: &PlannedModel) -> Result<Vec<LocalFile>, WeightsError> {
+        let version = model.version.as_ref().ok_or(WeightsError::NoVersion)?;
+        let source = model.source.as_ref().ok_or(WeightsError::NoSource)?;
+        let identities = identities(version, model.size_bytes as u64);
+        // Where files are kept does not depend on whose token fetches them.
+        let place = self.0.hub_tokens.shared();
+        let place = place.source(source, version.commit.as_deref());
+        let (store, place) = (self.0.clone(), place.ok_or(WeightsError::NoSource)?);
+        Ok(blocking(move || store.cache.files(&place, &identities)).await??)
     }
 
     /// Runs a download; `progress` is called with the bytes of its file that are there, at first `there_bytes`.

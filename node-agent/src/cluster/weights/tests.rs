@@ -192,6 +192,31 @@ async fn files_in_use_that_are_in_the_way_are_waited_for() {
     assert!(!path.exists());
 }
 
+#[tokio::test]
+async fn without_room_for_its_draft_model_a_model_is_not_fetched() {
+    let stage = Stage::new().await;
+    let model = stage.planned(&sha256(&stage.model)).await;
+    let draft = PlannedModel {
+        size_bytes: 2 << 20,
+        ..model.clone()
+    };
+    let wanted = || WantedWeights {
+        then: Some(&draft),
+        ..WantedWeights::whole(&model)
+    };
+    let model_bytes = stage.model.len() as u64 + (256 << 10);
+    let weights = stage.weights(model_bytes);
+    let refused = weights.obtain("default", wanted(), |_| ()).await;
+    let refused = refused.err().unwrap();
+    assert!(matches!(refused, WeightsError::NoRoom { .. }), "{refused}");
+    let sent = stage.hub.body_bytes();
+    assert!(sent < 2 << 20, "{sent} bytes");
+
+    let weights = stage.weights(model_bytes + (2 << 20));
+    let held = weights.obtain("default", wanted(), |_| ()).await.unwrap();
+    assert!(fs::read(&held.path).unwrap() == stage.model);
+}
+
 /// As on file systems without holes.
 #[tokio::test]
 async fn what_a_file_takes_without_content_is_counted_once() {
