@@ -19,6 +19,8 @@ use crate::service::Service;
 pub struct AgentMachine {
     pub node: String,
     pub address: Ipv4Addr,
+    /// What fetched models may take of its disk.
+    pub cache_budget: &'static str,
     /// The agent's folder, and its log.
     data: PathBuf,
 }
@@ -31,6 +33,8 @@ pub struct NodeAgent {
 }
 
 const LINKS_PORT: u16 = 9190;
+/// Less than a fifth of the disk may be free here.
+const CACHE_BUDGET: &str = "10Gi";
 /// What an agent measured, in its folder.
 pub const MEASURED: &str = "profile.json";
 const HTTP_PORT: u16 = 9191;
@@ -50,6 +54,7 @@ impl AgentMachine {
         AgentMachine {
             node: node.to_owned(),
             address: free_loopback_address(LINKS_PORT),
+            cache_budget: CACHE_BUDGET,
             data,
         }
     }
@@ -59,6 +64,7 @@ impl AgentMachine {
         AgentMachine {
             node: node.to_owned(),
             address,
+            cache_budget: CACHE_BUDGET,
             data: data.to_owned(),
         }
     }
@@ -103,8 +109,7 @@ impl AgentMachine {
             .arg(&self.data)
             .args(["--http", &http.to_string()])
             .args(["--threads", "1"])
-            // Less than a fifth of the disk may be free here.
-            .args(["--cache-budget", "10Gi"])
+            .args(["--cache-budget", self.cache_budget])
             // The hubs of tests.
             .env("PRIMA_ALLOWED_SERVERS", "127.0.0.1")
             .env("POD_NAME", format!("agent-{}", self.node));

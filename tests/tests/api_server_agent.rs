@@ -655,7 +655,7 @@ fn members_fetch_their_layers_and_keep_them() {
         token: None,
     });
     assert_eq!(remote.files.len(), 3);
-    let machines = ["one", "two"].map(|node| AgentMachine::new(node, stage.folder.path()));
+    let mut machines = ["one", "two"].map(|node| AgentMachine::new(node, stage.folder.path()));
     let [mut one, mut two] = [&machines[0], &machines[1]].map(|machine| start(&stage, machine));
 
     let mut ring = plan("fetched", &machines, &model(), "", (RING_PORT, HTTP_PORT));
@@ -689,6 +689,8 @@ fn members_fetch_their_layers_and_keep_them() {
 
     drop((hub, runtime));
     drop(two);
+    // What plans need stays when the disk is full, and needs no more room.
+    machines[1].cache_budget = "1";
     let mut two = start(&stage, &machines[1]);
     two.wait_until_ready();
     wait_until("one member of two", || two.members().len() == 1);
