@@ -381,7 +381,17 @@ impl Weights {
         }
         let _room = match missing_bytes {
             0 => None,
-            _ => Some(self.make_room(missing_bytes, to_fetch, replaces).await?),
+            _ => match self.make_room(missing_bytes, to_fetch, replaces).await {
+                Ok(room) => Some(room),
+                Err(error) => {
+                    drop(downloads);
+                    let files = files.into_iter().chain(next).collect();
+                    let store = self.0.clone();
+                    // What was made for nothing goes again.
+                    blocking(move || store.cache.give_back_empty(files)).await??;
+                    return Err(error);
+                }
+            },
         };
         let mut before = 0;
         for (at, (download, there_bytes)) in downloads.into_iter().enumerate() {

@@ -4,7 +4,7 @@
 use std::io::{self, Write as _};
 use std::ops::Range;
 use std::path::Path;
-use std::slice::{from_mut, from_ref};
+use std::slice::from_mut;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -218,13 +218,8 @@ impl Files {
         let room = match make_room(lender, &files, &missing) {
             Ok(room) => room,
             Err(error) => {
-                for file in files {
-                    // What was made for nothing goes again.
-                    let whole = 0..file.identity().size_bytes;
-                    if file.missing(from_ref(&whole))? == [whole] {
-                        file.discard()?;
-                    }
-                }
+                // What was made for nothing goes again.
+                lender.cache.give_back_empty(files)?;
                 return Err(error);
             }
         };

@@ -194,6 +194,22 @@ impl Cache {
         opened(self.paths_of("sent", name, files), files)
     }
 
+    /// Removes those of `files` in which nothing is, unless somebody else has them open: without holes they take all of their length.
+    ///
+    /// # Errors
+    /// [`CacheError`] when a file cannot be looked at or removed.
+    pub fn give_back_empty(&self, files: Vec<LocalFile>) -> Result<(), CacheError> {
+        for file in files {
+            let is_empty = file.present()?.is_empty();
+            let path = file.path().to_owned();
+            drop(file);
+            if is_empty {
+                unless_open(&path, remove).map_err(failed(&path, "remove"))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Bytes that the cache may take if so much of its file system shall stay free: `kept_free` says it, given how large that is.
     ///
     /// # Errors

@@ -157,6 +157,8 @@ async fn what_exceeds_the_budget_is_not_fetched_and_removes_nothing() {
     let refused = obtain(&weights, &model).await.err().unwrap();
     assert!(matches!(refused, WeightsError::NoRoom { .. }), "{refused}");
     assert!(refused.is_refusal() && before.exists());
+    let kept = weights.cache().entries().unwrap();
+    assert_eq!(kept.len(), 1, "nothing is left of what was not fetched");
     // The beginning, in which a header is looked for.
     let sent = stage.hub.body_bytes();
     assert!(sent < 2 << 20, "{sent} bytes");
@@ -232,6 +234,8 @@ async fn what_a_file_takes_without_content_is_counted_once() {
     };
     assert!(wanted == file_bytes && room < wanted, "{room} of {wanted}");
 
+    drop(stage.file(&weights, &model));
+    fs::write(&path, vec![0; stage.model.len()]).unwrap();
     let weights = stage.weights(file_bytes + (256 << 10));
     let held = obtain(&weights, &model).await.unwrap();
     assert_eq!(held.path, path);

@@ -222,6 +222,24 @@ fn room_that_is_being_filled_is_given_to_nobody_else() {
 }
 
 #[test]
+fn files_without_content_are_given_back_unless_others_use_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::open(folder.path()).unwrap();
+    let open = |name| {
+        let files = cache.files(&source(name), &[identity("1")]);
+        files.unwrap().into_iter().next().unwrap()
+    };
+    let (empty, used, begun) = (open("empty"), open("used"), open("begun"));
+    let paths = [&empty, &used, &begun].map(|file| file.path().to_owned());
+    let _other = open("used");
+    let writer = begun.writer().unwrap().unwrap();
+    writer.write(0, &[1; 100]).unwrap();
+    drop(writer);
+    cache.give_back_empty(vec![empty, used, begun]).unwrap();
+    assert_eq!(paths.map(|path| path.exists()), [false, true, true]);
+}
+
+#[test]
 fn what_is_left_of_broken_downloads_counts_and_goes() {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::open(folder.path()).unwrap();
