@@ -266,7 +266,7 @@ pub struct MemberTotals {
     /// `[first, last)` per round.
     pub windows: Vec<(usize, usize)>,
     pub frames: u64,
-    /// From the end of this member's computing to the arrival at its successor.
+    /// Time that frames took between members. It is known of all of them together only; this is an equal share.
     pub network_seconds: f64,
     /// Its metrics: sums over all frames, and gauges as of the last.
     #[serde(flatten, serialize_with = "by_name")]

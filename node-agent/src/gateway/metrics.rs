@@ -52,6 +52,20 @@ pub enum ChoiceOutcome {
     Failed,
 }
 
+impl ChoiceOutcome {
+    const ALL: [Self; 4] = [Self::Stop, Self::Length, Self::Cancelled, Self::Failed];
+
+    fn label(self) -> OutcomeLabel {
+        let outcome = match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Cancelled => "cancelled",
+            Self::Failed => "failed",
+        };
+        OutcomeLabel { outcome }
+    }
+}
+
 /// Seconds, from a small model on one machine to a long prompt on slow ones.
 const FIRST_TOKEN_BUCKETS: [f64; 16] = [
     0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0,
@@ -62,9 +76,14 @@ const PER_TOKEN_BUCKETS: [f64; 13] = [
 
 impl Metrics {
     pub fn new(model_name: &str) -> Self {
+        let generations = Family::<OutcomeLabel, Counter>::default();
+        // A counter that begins with its first event hides that event from rate().
+        for outcome in ChoiceOutcome::ALL {
+            generations.get_or_create(&outcome.label()).inc_by(0);
+        }
         Self {
             requests: Family::default(),
-            generations: Family::default(),
+            generations,
             prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),
             generated_tokens: Counter::default(),
@@ -104,15 +123,7 @@ impl Metrics {
     }
 
     pub fn finished(&self, outcome: ChoiceOutcome) {
-        let outcome = match outcome {
-            ChoiceOutcome::Stop => "stop",
-            ChoiceOutcome::Length => "length",
-            ChoiceOutcome::Cancelled => "cancelled",
-            ChoiceOutcome::Failed => "failed",
-        };
-        self.generations
-            .get_or_create(&OutcomeLabel { outcome })
-            .inc();
+        self.generations.get_or_create(&outcome.label()).inc();
     }
 
     /// Prompt and generated tokens since the start.
@@ -410,7 +421,7 @@ impl RingCollector {
         self.of_members(
             encoder,
             "network_seconds",
-            "Time from the end of computing to the arrival at the successor",
+            "Estimated time of frames between members: what no member computed or waited, in equal shares",
             MetricType::Counter,
             |member| Some(member.network_seconds),
         )?;

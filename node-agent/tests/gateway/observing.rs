@@ -120,6 +120,17 @@ async fn the_model_is_listed_under_its_name() {
 }
 
 #[tokio::test]
+async fn each_outcome_is_counted_before_its_first_answer() {
+    let server = Server::start().await;
+    let reply = get("/metrics").send(server.address).await;
+    let samples = parse_open_metrics(&reply.text().await);
+    for outcome in ["stop", "length", "failed", "cancelled"] {
+        let series = format!("prima_generations_total{{outcome=\"{outcome}\"}}");
+        assert_eq!(samples.get(&series), Some(&0.0), "{series}");
+    }
+}
+
+#[tokio::test]
 async fn metrics_count_what_happened() {
     let mut server = Server::start().await;
     for path in ["/v1/nothing", "/scan/1", "/scan/2"] {
