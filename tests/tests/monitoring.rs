@@ -7,7 +7,7 @@ use prima_crds::v1alpha1::node_profile::LocalModel;
 use prima_crds::v1alpha1::ring_plan::MemberState;
 use prima_tests::api_server::{ApiServer, Backend};
 use prima_tests::declared_machines::{DeclaredMachines, made_up};
-use prima_tests::local_ring::{LocalRing, smollm2};
+use prima_tests::local_ring::{API_KEY, LocalRing, smollm2};
 use prima_tests::machine::{Limits, Machine};
 use prima_tests::monitoring::{Alert, Prometheus, Rules, Series, Target};
 use prima_tests::node_agent::AgentMachine;
@@ -223,7 +223,17 @@ fn every_query_of_the_dashboard_answers() {
     .expect("a Node");
     let mut agent = machine.start_agent(&api, NAMESPACE);
     let operator = Operator::start(&api, "one");
-    let ring = LocalRing::builder().model(&smollm2()).members(2).start();
+    let ring = LocalRing::builder()
+        .model(&smollm2())
+        .members(2)
+        .arg("--api-key")
+        .arg(API_KEY)
+        .start();
+    let ask = |key| {
+        let body = json!({"model": ring.model(), "prompt": "Once upon a time", "max_tokens": 4});
+        let answer = http::post_with_key(ring.address(), "/v1/completions", key, &body);
+        answer.expect("an answer").status
+    };
     let model = json!({"namespace": "default", "model": "large"});
     agent.wait_until_ready();
     apply(&api, "large", &made_up(), "{}");
@@ -252,7 +262,7 @@ fn every_query_of_the_dashboard_answers() {
             target(
                 "prima-agent",
                 agent.http(),
-                json!({"namespace": NAMESPACE, "pod": "agent-one"}),
+                json!({"namespace": NAMESPACE, "pod": "agent-one", "node": "one"}),
             ),
             target("large", ring.address(), model),
         ],
@@ -290,7 +300,9 @@ fn every_query_of_the_dashboard_answers() {
         for target in panel["targets"].as_array().into_iter().flatten() {
             let query = filled(target["expr"].as_str().expect("a query"));
             let answer = wait_for(&format!("{}: {query}", panel["title"]), || {
-                ring.complete("Once upon a time", 4);
+                assert_eq!(ask(API_KEY), 200);
+                // What is refused is counted, too.
+                assert_eq!(ask("another"), 401);
                 let answer = prometheus.query(&query);
                 let there = !answer.is_empty();
                 there.then_some(answer).ok_or("no answer")
