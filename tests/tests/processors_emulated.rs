@@ -85,7 +85,7 @@ fn mixtures_have_the_same_bits_on_every_processor() {
 
 #[test]
 fn options_have_the_same_bits_on_every_processor() {
-    families("options", 19);
+    families("options", 20);
 }
 
 /// The tests whose names begin with `tests` print the digests of so many models.
