@@ -14,6 +14,7 @@
 
 mod admission;
 mod kept;
+mod next_turns;
 mod ngrams;
 mod pass_cost;
 mod passes;
@@ -39,8 +40,9 @@ use prima_crds::v1alpha1::ring_plan::{RingPlanSpec, Speed};
 use super::kv_ledger::{KvLedger, WindowedKv};
 use crate::generation::{GenerationError, KvUse, Readiness};
 use crate::ring::{Output, SessionId, session_capacity};
-use kept::Kept;
 pub use kept::common_prefix;
+use kept::{Kept, Kind};
+use next_turns::NextTurns;
 use pass_cost::PassCost;
 pub use ring_state::KEPT_FOR;
 use run_ahead::PassTimes;
@@ -217,6 +219,7 @@ pub struct Scheduler {
     prefilling: VecDeque<SequenceId>,
     running: BTreeMap<SessionId, SequenceId>,
     kept: Kept,
+    next_turns: NextTurns,
     /// Sessions that are being released.
     releasing: BTreeMap<SessionId, Awaited>,
     /// Frames of each session that have not come home, oldest first.
@@ -411,6 +414,7 @@ impl Scheduler {
             prefilling: VecDeque::new(),
             running: BTreeMap::new(),
             kept: Kept::default(),
+            next_turns: NextTurns::default(),
             releasing: BTreeMap::new(),
             flights: BTreeMap::new(),
             returned: 0,
@@ -555,6 +559,7 @@ impl Scheduler {
             }
         };
         request.sequences = (0..choices).map(sequence).collect();
+        self.next_turns.submitted(&request.prompt, request.keyspace);
         self.requests.insert(id, request);
         self.waiting.insert((id, 0));
     }
@@ -592,7 +597,7 @@ impl Scheduler {
         let Some(request) = self.requests.get_mut(&id.0) else {
             return;
         };
-        let (keyspace, read) = (request.keyspace, request.read);
+        let (keyspace, read, prompt) = (request.keyspace, request.read, request.prompt.len());
         let sequence = &mut request.sequences[id.1];
         sequence.state = State::Ended;
         sequence.speculation = Speculation::default();
@@ -601,7 +606,11 @@ impl Scheduler {
             match read {
                 Read::Continuation => {
                     text.truncate(sent);
-                    self.keep(session, text, keyspace, now);
+                    let kind = match self.ledger.shortest(session) < prompt {
+                        true => Kind::Other,
+                        false => Kind::LongAnswer,
+                    };
+                    self.keep(session, text, keyspace, kind, now);
                 }
                 Read::LastState | Read::LastScores | Read::AllStates => {
                     self.release(session, now);

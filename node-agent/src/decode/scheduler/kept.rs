@@ -17,7 +17,17 @@ pub struct Prefix {
     pub tokens: Vec<u32>,
     /// Only requests of the same key space may use it.
     pub keyspace: u64,
+    pub kind: Kind,
     pub last_used: Instant,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// A prompt, kept apart from what was answered.
+    Prompt,
+    /// Prompt and answer, and layers with windows cannot go back over the answer.
+    LongAnswer,
+    Other,
 }
 
 impl Kept {
@@ -52,10 +62,12 @@ impl Kept {
             .map(|(&session, prefix)| (session, prefix.tokens.as_slice()))
     }
 
-    /// The least recently used.
-    pub fn oldest(&self) -> Option<SessionId> {
-        let used = |(session, prefix): &(&SessionId, &Prefix)| (prefix.last_used, **session);
-        self.sessions.iter().min_by_key(used).map(|(&id, _)| id)
+    /// The least recently used; those of kind `first` before all others.
+    pub fn oldest(&self, first: Kind) -> Option<SessionId> {
+        let turn = |(session, prefix): &(&SessionId, &Prefix)| {
+            (prefix.kind != first, prefix.last_used, **session)
+        };
+        self.sessions.iter().min_by_key(turn).map(|(&id, _)| id)
     }
 
     /// Those that were not used for longer than `limit`.

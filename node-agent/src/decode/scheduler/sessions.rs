@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::ring_plan::DRAFTED_ROWS;
 
-use super::kept::Prefix;
+use super::kept::{Kind, Prefix};
 use super::{Action, Read, Scheduler, SequenceId, State};
 use crate::generation::GenerationError;
 use crate::ring::SessionId;
@@ -21,7 +21,14 @@ impl Scheduler {
     }
 
     /// Leaves a session on the ring with `text`, all that is known of what it holds.
-    pub(super) fn keep(&mut self, session: SessionId, text: Vec<u32>, keyspace: u64, now: Instant) {
+    pub(super) fn keep(
+        &mut self,
+        session: SessionId,
+        text: Vec<u32>,
+        keyspace: u64,
+        kind: Kind,
+        now: Instant,
+    ) {
         if self.ledger.length(session) > text.len() {
             self.truncate(session, text.len());
         }
@@ -44,12 +51,13 @@ impl Scheduler {
         let prefix = Prefix {
             tokens: text,
             keyspace,
+            kind,
             last_used: now,
         };
         self.kept.insert(session, prefix);
         // The other half is for those that run and those on their way out.
         while self.kept.len() > self.limits.sessions / 2
-            && let Some(oldest) = self.kept.oldest()
+            && let Some(oldest) = self.kept.oldest(self.next_turns.pass_over())
         {
             self.forget(oldest, now);
         }
@@ -66,7 +74,8 @@ impl Scheduler {
     }
 
     /// Keeps the prompt of a sequence apart when its answer, of which `new` tokens have just come, begins to get so long that layers with windows
-    /// soon cannot go back. A next turn often goes on from the prompt: templates leave out what was thought, and people ask again.
+    /// soon cannot go back. A next turn often goes on from the prompt: templates leave out what was thought, and people ask again. Where turns
+    /// do not, it is the first to give way.
     pub(super) fn keep_prompt(&mut self, id: SequenceId, new: usize, now: Instant) {
         let (Some(window), Some(request)) = (self.ledger.window(), self.requests.get(&id.0)) else {
             return;
@@ -79,14 +88,16 @@ impl Scheduler {
         let soon = (window / 2).min(window.saturating_sub(DRAFTED_ROWS)).max(1);
         let answer = sequence.text.len() - request.prompt.len();
         let begins = answer >= soon && answer - new < soon;
-        if !begins || self.sessions_left() == 0 {
+        if !begins {
             return;
         }
         let (prompt, keyspace) = (request.prompt.to_vec(), request.keyspace);
-        if self.covering(&prompt, keyspace).is_none() {
+        self.next_turns
+            .answered(&sequence.text, prompt.len(), keyspace);
+        if self.sessions_left() > 0 && self.covering(&prompt, keyspace).is_none() {
             let child = self.new_session();
             self.fork(session, child);
-            self.keep(child, prompt, keyspace, now);
+            self.keep(child, prompt, keyspace, Kind::Prompt, now);
         }
     }
 
@@ -107,7 +118,7 @@ impl Scheduler {
 
     /// Gives back kept positions: some `blocks` of them, or a whole session where that is all there is. `false`: nothing is kept.
     fn give_up_kept(&mut self, blocks: usize, now: Instant) -> bool {
-        let Some(oldest) = self.kept.oldest() else {
+        let Some(oldest) = self.kept.oldest(self.next_turns.pass_over()) else {
             return false;
         };
         let own = self.ledger.own_blocks(oldest).min(blocks);
@@ -146,7 +157,7 @@ impl Scheduler {
         self.waiting.insert(id);
         match text {
             Some((session, _)) if read == Read::AllStates => self.release(session, now),
-            Some((session, text)) => self.keep(session, text, keyspace, now),
+            Some((session, text)) => self.keep(session, text, keyspace, Kind::Other, now),
             None => {}
         }
     }

@@ -174,6 +174,55 @@ fn the_prompt_of_several_long_answers_is_kept_once() {
     assert_eq!(world.ask(2, &turn, 1).cached, Some(400));
 }
 
+/// Conversations in rotation, whose answers are longer than the window and whose next turns leave out so many tokens of them: in which rounds
+/// each computed only what was new.
+fn rounds_in_rotation(at_once: usize, conversations: u64, left_out: usize) -> Vec<bool> {
+    let mut world = World::new(Shape {
+        window: Some(64),
+        context: 4096,
+        at_once,
+        speculate: false,
+        ..SMALL
+    });
+    world.form = Form::Circle;
+    let mut id = 0;
+    let begin = |seed| (tokens(seed, 200), 0);
+    let mut prompts: Vec<(Vec<u32>, usize)> = (1..=conversations).map(begin).collect();
+    let rounds = (0..4).map(|_| {
+        let mut all = true;
+        for (prompt, computed) in &mut prompts {
+            id += 1;
+            world.now += Duration::from_secs(1);
+            let turn = world.ask(id, prompt, 70);
+            all &= turn.cached == Some(*computed);
+            let answer = &turn.choices[0].0;
+            // The last token never went round.
+            *computed = prompt.len() + if left_out > 0 { 0 } else { answer.len() - 1 };
+            *prompt = [&prompt[..], &answer[left_out..], &tokens(100 + id, 20)].concat();
+        }
+        all
+    });
+    rounds.collect()
+}
+
+#[test]
+fn prompts_kept_apart_push_out_no_conversation() {
+    // Without these, all had room.
+    for (at_once, conversations) in [(4, 4), (1, 2)] {
+        let rounds = rounds_in_rotation(at_once, conversations, 0);
+        assert_eq!(rounds, [true; 4], "{conversations}");
+    }
+}
+
+#[test]
+fn conversations_push_out_no_prompts_that_turns_go_on_from() {
+    for (at_once, conversations) in [(4, 4), (1, 2)] {
+        let rounds = rounds_in_rotation(at_once, conversations, 50);
+        // The second round shows what turns go on from.
+        assert_eq!(rounds[2..], [true; 2], "{conversations}");
+    }
+}
+
 #[test]
 fn no_prompt_stays_of_an_answer_within_the_window() {
     let mut world = World::new(Shape {
