@@ -59,11 +59,15 @@ impl Scheduler {
 
     /// The most rows of the next chunk of this sequence. Chunks are smaller while others' tokens go round, which wait for them at every member.
     fn chunk_rows(&self, id: SequenceId) -> usize {
-        let decodes = |other: &SequenceId| {
-            let prefills = *other == id || self.prefilling.contains(other);
+        let decodes = |(session, other): (&SessionId, &SequenceId)| {
+            // After the last chunk of a prompt, too, there is no token before it is home.
+            let mut flights = self.flights.get(session).into_iter().flatten();
+            let prefills = *other == id
+                || self.prefilling.contains(other)
+                || flights.any(|flight| flight.chunk);
             !prefills && self.read(*other) == Read::Continuation
         };
-        if self.limits.whole_chunks || !self.running.values().any(decodes) {
+        if self.limits.whole_chunks || !self.running.iter().any(decodes) {
             return MAX_FRAME_ROWS;
         }
         let rows = self.chunk_cost.rows_for(ROWS_BESIDE_TOKENS);

@@ -45,6 +45,19 @@ fn chunks_are_small_beside_tokens_and_whole_without() {
 }
 
 #[test]
+fn chunks_are_whole_beside_the_last_chunks_of_prompts() {
+    let mut world = that_has_told();
+    world.sent.clear();
+    for id in [2, 3] {
+        world.submit(id, &tokens(id, 300), 1, 1, id);
+    }
+    let mut rows = chunks(&mut world);
+    rows.sort_unstable();
+    let whole = [MAX_FRAME_ROWS; 4];
+    assert_eq!(rows, [&[44; 2][..], &whole].concat());
+}
+
+#[test]
 fn chunks_for_vectors_are_small_beside_tokens_only() {
     let mut world = that_has_told();
     world.sent.clear();
