@@ -13,6 +13,7 @@
 //! that any session of the same key space holds, up to its last token but one: a row must be computed to have logits.
 
 mod admission;
+mod chunk_cost;
 mod kept;
 mod next_turns;
 mod ngrams;
@@ -40,6 +41,7 @@ use prima_crds::v1alpha1::ring_plan::{RingPlanSpec, Speed};
 use super::kv_ledger::{KvLedger, WindowedKv};
 use crate::generation::{GenerationError, KvUse, Readiness};
 use crate::ring::{Output, SessionId, session_capacity};
+use chunk_cost::ChunkCost;
 pub use kept::common_prefix;
 use kept::{Kept, Kind};
 use next_turns::NextTurns;
@@ -231,7 +233,7 @@ pub struct Scheduler {
     /// Of passes that carry single tokens and drafts.
     cost: PassCost,
     /// Of chunks, without what they waited for others.
-    chunk_cost: PassCost,
+    chunk_cost: ChunkCost,
     pass_times: PassTimes,
     /// What the draft model is at.
     asked: Option<DraftJob>,
@@ -420,7 +422,7 @@ impl Scheduler {
             returned: 0,
             progress: None,
             cost: PassCost::default(),
-            chunk_cost: PassCost::default(),
+            chunk_cost: ChunkCost::default(),
             pass_times: PassTimes::default(),
             asked: None,
             guess_seconds: 0.0,

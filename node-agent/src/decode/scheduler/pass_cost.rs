@@ -19,7 +19,7 @@ const GUESS: f64 = 0.15;
 /// What is worth more passes than this is worth none.
 const MOST_PASSES: f64 = 100.0;
 /// What B / A may be measured as, so that one slow pass does not decide everything.
-const BELIEVED: (f64, f64) = (0.005, 2.0);
+pub const BELIEVED: (f64, f64) = (0.005, 2.0);
 /// Passes whose rows have a lower variance do not tell what a row takes.
 const LEAST_VARIANCE: f64 = 0.05;
 
@@ -42,12 +42,6 @@ impl PassCost {
             true => GUESS,
             false => share.clamp(BELIEVED.0, BELIEVED.1),
         }
-    }
-
-    /// How many rows take as long as so many passes without any; `None` while passes have not told.
-    pub fn rows_for(&self, passes: f64) -> Option<usize> {
-        let told = self.variance() >= LEAST_VARIANCE;
-        told.then(|| (passes / self.of_a_row()) as usize)
     }
 
     /// Another time, in passes without any rows.
@@ -128,22 +122,6 @@ mod tests {
         assert_eq!(cost.of(1), Duration::from_secs(2));
         cost.add(11, Duration::from_secs(4));
         assert!((cost.of(21).as_secs_f64() - 6.0).abs() < 1e-6);
-    }
-
-    #[test]
-    fn rows_are_told_by_passes_that_differ_and_by_no_guess() {
-        let mut cost = PassCost::default();
-        assert_eq!(cost.rows_for(4.0), None);
-        for _ in 0..300 {
-            cost.add(128, Duration::from_millis(10 + 3 * 128));
-            assert_eq!(cost.rows_for(4.0), None);
-        }
-        cost.add(50, Duration::from_millis(10 + 3 * 50));
-        // 40 ms are 13 rows.
-        assert_eq!(cost.rows_for(4.0), Some(13));
-        // That is known for long.
-        (0..100).for_each(|_| cost.add(128, Duration::from_millis(10 + 3 * 128)));
-        assert_eq!(cost.rows_for(4.0), Some(13));
     }
 
     #[test]

@@ -44,6 +44,26 @@ fn chunks_are_small_beside_tokens_and_whole_without() {
     assert_eq!(chunks(&mut world), expected);
 }
 
+/// Where a slow chunk was believed, chunks had the fewest rows.
+#[test]
+fn one_slow_chunk_changes_no_others() {
+    let mut world = World::new(Shape {
+        contexts: 2,
+        speculate: false,
+        ..SMALL
+    });
+    (world.trip, world.row) = (5000, 3);
+    world.submit(1, &tokens(1, 300), 1, 1, 1);
+    world.step(1);
+    world.trip = 16;
+    world.run();
+    world.submit(2, &long_prompts().next().unwrap(), 1, 200, 2);
+    world.run_some(10);
+    world.sent.clear();
+    world.submit(3, &tokens(3, 2 * BESIDE_TOKENS), 1, 1, 3);
+    assert_eq!(chunks(&mut world), [BESIDE_TOKENS; 2]);
+}
+
 #[test]
 fn chunks_are_whole_beside_the_last_chunks_of_prompts() {
     let mut world = that_has_told();
