@@ -522,10 +522,17 @@ impl Decode {
                 }
                 Err(error) => {
                     let reason = error.to_string();
-                    return Event::NothingFollows {
-                        request: id,
-                        reason,
-                    };
+                    if error.is_of_logits() {
+                        return Event::NothingFollows {
+                            request: id,
+                            reason,
+                        };
+                    }
+                    request.phase.failed(reason.clone());
+                    let failed = GenerationEvent::Failed(GenerationError::Logits { reason });
+                    let _ = request.events.try_send(failed);
+                    self.requests.remove(&id);
+                    return cancelled;
                 }
             }
         }

@@ -82,7 +82,8 @@ pub enum Event {
         request: RequestId,
         choices: Vec<Sampled>,
     },
-    /// No token can be drawn from what [`Action::Sample`] named. It may come of what the ring holds of the request, so none of that is kept.
+    /// No token can be drawn from the logits that [`Action::Sample`] named. It may come of what the ring holds of the request, or what that began
+    /// with, so none of that is kept.
     NothingFollows { request: RequestId, reason: String },
     /// A member did not compute a frame of this session.
     Refused {
@@ -466,7 +467,7 @@ impl Scheduler {
             } => self.home(session, trip, slowest, now),
             Event::Sampled { request, choices } => self.sampled(request, choices, now),
             Event::NothingFollows { request, reason } => {
-                self.fail(request, GenerationError::Logits { reason }, now);
+                self.nothing_follows(request, reason, now);
             }
             Event::Refused {
                 session,

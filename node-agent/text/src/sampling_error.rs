@@ -25,3 +25,28 @@ pub enum SamplingError {
     #[error("the answer cannot go on by its grammar: {problem}")]
     Grammar { problem: String },
 }
+
+impl SamplingError {
+    /// Whether the logits cannot be used, whatever is asked for.
+    pub fn is_of_logits(&self) -> bool {
+        matches!(self, Self::Logit { .. } | Self::NothingPossible)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grammar_that_allows_nothing_is_no_fault_of_logits() {
+        let grammar = SamplingError::Grammar {
+            problem: "too many states".to_owned(),
+        };
+        let logit = SamplingError::Logit {
+            token: 1,
+            found: f32::NAN,
+        };
+        assert!(!grammar.is_of_logits());
+        assert!(logit.is_of_logits() && SamplingError::NothingPossible.is_of_logits());
+    }
+}

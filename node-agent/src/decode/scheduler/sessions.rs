@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use prima_crds::v1alpha1::ring_plan::DRAFTED_ROWS;
 
 use super::kept::{Kind, Prefix};
-use super::{Action, Read, Scheduler, SequenceId, State};
+use super::{Action, Read, RequestId, Scheduler, SequenceId, State};
 use crate::generation::GenerationError;
 use crate::ring::SessionId;
 
@@ -114,6 +114,19 @@ impl Scheduler {
         let awaited = self.awaited(expected, now);
         self.releasing.insert(session, awaited);
         self.actions.push(Action::Release { session });
+    }
+
+    /// Fails a request whose logits cannot be used. What it took over may be why, so all goes that begins as it does and may hold the same.
+    pub(super) fn nothing_follows(&mut self, id: RequestId, reason: String, now: Instant) {
+        if let Some(request) = self.requests.get(&id) {
+            let kept = self.kept.of(request.keyspace);
+            let alike = kept.filter(|(_, held)| held.first() == request.prompt.first());
+            let alike: Vec<SessionId> = alike.map(|(session, _)| session).collect();
+            for session in alike {
+                self.forget(session, now);
+            }
+        }
+        self.fail(id, GenerationError::Logits { reason }, now);
     }
 
     /// Gives back kept positions: some `blocks` of them, or a whole session where that is all there is. `false`: nothing is kept.

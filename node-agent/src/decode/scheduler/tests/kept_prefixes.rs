@@ -120,6 +120,30 @@ fn nothing_is_kept_that_no_token_followed_from() {
 }
 
 #[test]
+fn what_it_branched_off_from_is_not_kept_either() {
+    let mut world = World::new(Shape {
+        contexts: 2,
+        ..SMALL
+    });
+    // Their first tokens differ.
+    let (long, other) = (tokens(1, 260), tokens(2, 100));
+    world.ask(1, &long, 1);
+    world.ask(2, &other, 1);
+    world.submit(3, &long, 1, 1, 7);
+    world.run();
+    let branch = [&long[..100], &tokens(9, 20)].concat();
+    world.nothing_follows = true;
+    world.submit(4, &branch, 1, 5, 0);
+    world.run();
+    assert_eq!(world.failed.len(), 1);
+    // Others' stay, and what begins otherwise.
+    assert_eq!(world.scheduler.kv().sessions, 2);
+    world.nothing_follows = false;
+    assert_eq!(world.ask(5, &long, 1).cached, Some(0));
+    assert_eq!(world.ask(6, &other, 1).cached, Some(99));
+}
+
+#[test]
 fn a_window_is_gone_back_by_as_far_as_it_is_kept() {
     let mut world = World::new(Shape {
         window: Some(64),
