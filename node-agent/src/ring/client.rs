@@ -442,10 +442,14 @@ impl RingClient {
     }
 
     async fn begin(&self, frame: Frame, output: Output) -> Result<(), RingError> {
-        self.inbox
-            .send(Inbound::Begin { frame, output })
-            .await
-            .map_err(|_| RingError::Stopped)
+        // Nobody takes it while rank 0 is at a long pass, which is waiting, too.
+        let begun = Instant::now();
+        let begin = Inbound::Begin {
+            frame,
+            output,
+            begun,
+        };
+        self.inbox.send(begin).await.map_err(|_| RingError::Stopped)
     }
 }
 
@@ -453,6 +457,19 @@ impl RingClient {
 mod tests {
     use super::*;
     use crate::ring::test_plan::plan;
+
+    #[tokio::test]
+    async fn a_frame_tells_since_when_it_waits_at_rank_0() {
+        let (inbox, mut received) = mpsc::channel(1);
+        let (_home, replies) = mpsc::unbounded_channel();
+        let mut client = RingClient::new(inbox, replies, 1);
+        client.create(1).await.unwrap();
+        let sent = Instant::now();
+        let Some(Inbound::Begin { begun, .. }) = received.recv().await else {
+            panic!("a frame begins");
+        };
+        assert!(begun <= sent);
+    }
 
     #[test]
     fn members_of_one_machine_share_its_time() {

@@ -197,12 +197,16 @@ impl Hop {
                     }),
                 }
             }
-            Inbound::Begin { frame, output } => {
+            Inbound::Begin {
+                frame,
+                output,
+                begun,
+            } => {
                 if output != Output::Logits {
                     let id = (frame.session, frame.sequence);
                     self.outputs.insert(id, output);
                 }
-                self.admit(frame, Instant::now());
+                self.admit(frame, begun);
             }
             Inbound::Event(event) => self.pass_back(event),
             Inbound::PredecessorConnected { events } => {

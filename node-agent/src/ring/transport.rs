@@ -57,6 +57,7 @@ pub enum Inbound {
     Begin {
         frame: Frame,
         output: Output,
+        begun: Instant,
     },
 }
 
