@@ -258,8 +258,8 @@ impl TimedRing {
                 }
                 continue;
             }
-            let home = first.place == self.machines.len();
             let mut batch = self.take_batch(machine);
+            let home = batch[0].place == self.machines.len();
             let share = |frame: &Frame| match home {
                 true => frame.wanted as u64,
                 false => frame.rows as u64,
@@ -279,10 +279,16 @@ impl TimedRing {
         }
     }
 
-    /// What has waited longest, and others' frames that can go with it.
+    /// As a member's queue does: what came home, else what has waited longest, and others' frames that can go with it.
     fn take_batch(&mut self, machine: usize) -> Vec<Frame> {
+        let home = self.machines.len();
         let waiting = std::mem::take(&mut self.machines[machine].waiting);
-        let place = waiting[0].place;
+        let mut seen = BTreeSet::new();
+        let mut first_of_sessions = waiting.iter().filter(|frame| seen.insert(frame.session));
+        let place = match first_of_sessions.any(|frame| frame.place == home) {
+            true => home,
+            false => waiting[0].place,
+        };
         let mut seen = BTreeSet::new();
         let fits = |frame: &Frame| seen.insert(frame.session) && frame.place == place;
         let (batch, rest) = waiting.into_iter().partition::<Vec<Frame>, _>(fits);
