@@ -20,6 +20,8 @@ struct Place {
     keyspace: u64,
     /// Tokens before it.
     before: usize,
+    /// What is no longer than this is no next turn.
+    told: usize,
     /// Of the last of them. No text stays here longer than on the ring.
     hash: u64,
     /// The end of a prompt. Else it is in the answer.
@@ -30,16 +32,21 @@ struct Place {
 const MOST_PLACES: usize = 128;
 /// Tokens that tell conversations apart which are as long.
 const HASHED: usize = 64;
+/// With its last tokens, a prompt asks for an answer. In the next one the template may have others there: Olmo's asks for thoughts, which
+/// it leaves out later.
+const ASKING: usize = 4;
 
 impl NextTurns {
     /// `text` is that of a prompt of so many tokens and of a part of its long answer.
     pub fn answered(&mut self, text: &[u32], prompt: usize, keyspace: u64) {
-        for (before, prompt_ends) in [(prompt, true), (text.len(), false)] {
+        let asks = if prompt > 2 * ASKING { ASKING } else { 0 };
+        for (told, before) in [(prompt, prompt - asks), (text.len(), text.len())] {
             self.places.push_back(Place {
                 keyspace,
                 before,
+                told,
                 hash: hash(&text[..before]),
-                prompt_ends,
+                prompt_ends: told == prompt,
             });
         }
         while self.places.len() > MOST_PLACES {
@@ -53,7 +60,7 @@ impl NextTurns {
         let own = places.filter(|place| place.keyspace == keyspace && place.is_in(prompt));
         // Whoever asks the same again has no next turn.
         if let Some(place) = own.max_by_key(|place| place.before)
-            && place.before < prompt.len()
+            && place.told < prompt.len()
         {
             self.from_prompts = place.prompt_ends;
         }
@@ -109,12 +116,15 @@ mod tests {
             passed_over(&[&thought, &[&whole[..], &[7]].concat()]),
             Kind::Prompt
         );
+        // The template asks for an answer in other words than those that stay.
+        let asked = [&whole[..8], &[7; 3]].concat();
+        assert_eq!(passed_over(&[&asked]), Kind::LongAnswer);
     }
 
     #[test]
     fn other_requests_say_nothing_of_turns() {
         let (first, thought) = (text(1), [&text(2)[..10], &[7]].concat());
-        let (again, edited) = (&first[..10], [&first[..9], &[7, 7]].concat());
+        let (again, edited) = (&first[..10], [&first[..5], &[7; 6]].concat());
         let other = text(4);
         assert_eq!(passed_over(&[again]), Kind::Prompt);
         assert_eq!(

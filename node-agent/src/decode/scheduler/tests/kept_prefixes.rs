@@ -198,9 +198,14 @@ fn the_prompt_of_several_long_answers_is_kept_once() {
     assert_eq!(world.ask(2, &turn, 1).cached, Some(400));
 }
 
-/// Conversations in rotation, whose answers are longer than the window and whose next turns leave out so many tokens of them: in which rounds
-/// each computed only what was new.
-fn rounds_in_rotation(at_once: usize, conversations: u64, left_out: usize) -> Vec<bool> {
+/// Conversations in rotation, whose answers are longer than the window and whose next turns leave out so many tokens of them, and of the end
+/// of the prompt before: in which rounds each computed only what was new.
+fn rounds_in_rotation(
+    at_once: usize,
+    conversations: u64,
+    left_out: usize,
+    of_prompt: usize,
+) -> Vec<bool> {
     let mut world = World::new(Shape {
         window: Some(64),
         context: 4096,
@@ -221,8 +226,9 @@ fn rounds_in_rotation(at_once: usize, conversations: u64, left_out: usize) -> Ve
             all &= turn.cached == Some(*computed);
             let answer = &turn.choices[0].0;
             // The last token never went round.
-            *computed = prompt.len() + if left_out > 0 { 0 } else { answer.len() - 1 };
-            *prompt = [&prompt[..], &answer[left_out..], &tokens(100 + id, 20)].concat();
+            let stays = prompt.len() - of_prompt;
+            *computed = stays + if left_out > 0 { 0 } else { answer.len() - 1 };
+            *prompt = [&prompt[..stays], &answer[left_out..], &tokens(100 + id, 20)].concat();
         }
         all
     });
@@ -233,17 +239,19 @@ fn rounds_in_rotation(at_once: usize, conversations: u64, left_out: usize) -> Ve
 fn prompts_kept_apart_push_out_no_conversation() {
     // Without these, all had room.
     for (at_once, conversations) in [(4, 4), (1, 2)] {
-        let rounds = rounds_in_rotation(at_once, conversations, 0);
+        let rounds = rounds_in_rotation(at_once, conversations, 0, 0);
         assert_eq!(rounds, [true; 4], "{conversations}");
     }
 }
 
 #[test]
 fn conversations_push_out_no_prompts_that_turns_go_on_from() {
-    for (at_once, conversations) in [(4, 4), (1, 2)] {
-        let rounds = rounds_in_rotation(at_once, conversations, 50);
-        // The second round shows what turns go on from.
-        assert_eq!(rounds[2..], [true; 2], "{conversations}");
+    for (at_once, conversations) in [(4, 4), (1, 2), (1, 1)] {
+        for of_prompt in [0, 1] {
+            let rounds = rounds_in_rotation(at_once, conversations, 50, of_prompt);
+            // The second round shows what turns go on from.
+            assert_eq!(rounds[2..], [true; 2], "{conversations} {of_prompt}");
+        }
     }
 }
 
