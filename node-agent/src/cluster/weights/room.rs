@@ -20,9 +20,9 @@ fn kept_free(total: u64) -> u64 {
     total / 5
 }
 
-/// The same for the time in which a model replaces another one: it may cost images, which are fetched again, but no pods.
+/// The same for the time in which a model replaces another one: more than the 15 % with which a kubelet begins to evict by default.
 fn kept_free_meanwhile(total: u64) -> u64 {
-    total / 10
+    total / 6
 }
 
 impl Weights {
