@@ -3,10 +3,12 @@
 //! retries and reuses nothing; what real clients do is for the suites with OpenAI's client.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use tokio::net::TcpSocket;
+use tokio::runtime::Builder;
 
 use crate::PATIENCE;
 
@@ -119,6 +121,24 @@ pub fn post_with_key(
     body: &Value,
 ) -> io::Result<Response> {
     read_response(BufReader::new(send(address, path, &bearer(key), body)?))
+}
+
+/// Posts as a client does whose address is `source`, one of this machine's.
+pub fn post_from(
+    source: Ipv4Addr,
+    address: SocketAddr,
+    path: &str,
+    body: &Value,
+) -> io::Result<Response> {
+    let runtime = Builder::new_current_thread().enable_io().build()?;
+    let stream = runtime.block_on(async {
+        let socket = TcpSocket::new_v4()?;
+        socket.bind((source, 0).into())?;
+        socket.connect(address).await?.into_std()
+    })?;
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(READ_DEADLINE))?;
+    read_response(BufReader::new(send_over(stream, address, path, "", body)?))
 }
 
 /// Posts as a part of a trace, which `traceparent` names.

@@ -1,5 +1,6 @@
 //! One client asks for much at once, another for a little: the second need not wait for all of the first's.
 
+use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -16,20 +17,17 @@ const TOKENS: usize = 25;
 
 #[test]
 fn a_small_request_does_not_wait_for_a_flood() {
-    let ring = LocalRing::builder()
-        .model(&smollm2())
-        .members(2)
-        .arg("--api-key")
-        .arg("much,little")
-        .start();
-    let ask = |key: &str, number: usize, tokens: usize| {
+    let ring = LocalRing::builder().model(&smollm2()).members(2).start();
+    // Without API keys, clients are known by their addresses.
+    let [much, little] = [Ipv4Addr::new(127, 0, 0, 1), Ipv4Addr::new(127, 0, 0, 2)];
+    let ask = |client: Ipv4Addr, number: usize, tokens: usize| {
         let body = json!({
             "prompt": format!("Story number {number}: once upon a time"),
             "max_tokens": tokens,
             "temperature": 0,
             "logit_bias": {"2": -100},
         });
-        http::post_with_key(ring.address(), "/v1/completions", key, &body).unwrap()
+        http::post_from(client, ring.address(), "/v1/completions", &body).unwrap()
     };
     let answered = AtomicUsize::new(0);
     thread::scope(|threads| {
@@ -37,7 +35,7 @@ fn a_small_request_does_not_wait_for_a_flood() {
             let (ask, answered) = (&ask, &answered);
             threads.spawn(move || {
                 // More than may wait are told to come again.
-                while ask("much", number, TOKENS).status == 429 {
+                while ask(much, number, TOKENS).status == 429 {
                     thread::sleep(Duration::from_millis(200));
                 }
                 answered.fetch_add(1, Ordering::Relaxed);
@@ -47,7 +45,7 @@ fn a_small_request_does_not_wait_for_a_flood() {
             thread::sleep(Duration::from_millis(10));
         }
         let before = answered.load(Ordering::Relaxed);
-        let answer = ask("little", 0, 4);
+        let answer = ask(little, 0, 4);
         let meanwhile = answered.load(Ordering::Relaxed) - before;
         assert_eq!(answer.status, 200, "{}", answer.body);
         assert!(
@@ -62,7 +60,7 @@ fn a_small_request_does_not_wait_for_a_flood() {
 
 /// Requests that the ring runs now.
 fn running(ring: &LocalRing) -> u64 {
-    let told = http::get_with_key(ring.address(), "/ring", "little").unwrap();
+    let told = http::get(ring.address(), "/ring").unwrap();
     let running = told.json().pointer("/ring/running_requests").cloned();
     running.as_ref().and_then(Value::as_u64).expect("a number")
 }
