@@ -217,7 +217,6 @@ impl Sampler {
                     .sum();
                 keep_top_p(candidates, f64::from(top_p) * whole, best.logit);
             }
-            candidates.retain(|candidate| candidate.logit >= least);
         } else if top_p < 1.0 {
             let mut room = [0.0; BLOCK];
             let whole: f64 = logits
@@ -230,10 +229,10 @@ impl Sampler {
                 take(candidates, logits, f32::NEG_INFINITY);
                 keep_top_p(candidates, wanted, best.logit);
             }
-            candidates.retain(|candidate| candidate.logit >= least);
         } else {
             take(candidates, logits, least);
         }
+        candidates.retain(|candidate| candidate.logit >= least);
         self.kept.clear();
         self.kept
             .extend(candidates.iter().map(|candidate| candidate.logit));
