@@ -21,7 +21,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use super::api_keys::KnownApiKeys;
-use super::decide::skeleton;
+use super::decide::{Decision, DecisionKind, skeleton};
 use super::dereference::World;
 use super::planner::Planner;
 use super::resolve::{HeaderReader, RETRY, Resolution};
@@ -209,6 +209,16 @@ pub fn world(machines: &[Machine], plans: &[Arc<RingPlan>]) -> World {
         quotas: Vec::new(),
         api_keys: KnownApiKeys::NotAsked,
         unready: Arc::default(),
+    }
+}
+
+/// Nothing else is said.
+pub fn decision(kind: DecisionKind) -> Decision {
+    Decision {
+        kind,
+        out: Vec::new(),
+        awaited: Vec::new(),
+        fails: false,
     }
 }
 

@@ -232,12 +232,7 @@ mod tests {
         let mut world = test_world::world(&[], std::slice::from_ref(&plan));
         let model = Arc::get_mut(&mut world.model).unwrap();
         model.metadata.namespace = Some("home".to_owned());
-        let decision = Decision {
-            kind: DecisionKind::Keep(plan.clone()),
-            out: Vec::new(),
-            awaited: Vec::new(),
-            fails: false,
-        };
+        let decision = test_world::decision(DecisionKind::Keep(plan.clone()));
         let not_ready = Ring {
             newest: Some(plan.clone()),
             serving: None,

@@ -5,7 +5,9 @@ use serde_json::json;
 
 use super::*;
 use crate::cluster::world::AgentState;
-use crate::model_controller::test_world::{self, api_server, context, machine, ring, serving};
+use crate::model_controller::test_world::{
+    self, api_server, context, decision, machine, ring, serving,
+};
 
 #[test]
 fn clients_have_a_moment_to_go_where_the_service_leads() {
@@ -35,13 +37,17 @@ fn at_home(plans: &[Arc<RingPlan>]) -> World {
     world
 }
 
-fn decision(kind: DecisionKind) -> Decision {
-    Decision {
-        kind,
-        out: Vec::new(),
-        awaited: Vec::new(),
-        fails: false,
-    }
+/// By a look of its own.
+async fn applied(
+    world: &World,
+    decision: &Decision,
+    context: &Context,
+    written: &mut Written,
+    led: &mut Led,
+) -> (Ring, Option<Duration>) {
+    let deciding = context.deciding.lock().await;
+    let applied = apply(world, decision, context, written, led, deciding);
+    applied.await.unwrap()
 }
 
 #[tokio::test]
@@ -55,16 +61,7 @@ async fn no_look_waits_until_clients_have_left_an_old_ring() {
     let long_ago = Instant::now().checked_sub(MOVING).unwrap();
     for (since, look_after) in [(None, Some(MOVING)), (Some((Some(2), long_ago)), None)] {
         led.0 = since;
-        let deciding = context.deciding.lock().await;
-        let applied = apply(
-            &world,
-            &decision,
-            &context,
-            &mut written,
-            &mut led,
-            deciding,
-        );
-        let (ring, after) = applied.await.unwrap();
+        let (ring, after) = applied(&world, &decision, &context, &mut written, &mut led).await;
         assert_eq!(ring.serving.unwrap().spec.generation, 2);
         assert_eq!(after, look_after);
         let writes = writes.lock().unwrap();
@@ -94,16 +91,7 @@ async fn clients_leave_a_ring_that_has_to_end_first() {
     for (since, newest, look_after) in [(None, 1, Some(MOVING)), (Some((None, long_ago)), 2, None)]
     {
         led.0 = since;
-        let deciding = context.deciding.lock().await;
-        let applied = apply(
-            &world,
-            &decision,
-            &context,
-            &mut written,
-            &mut led,
-            deciding,
-        );
-        let (ring, after) = applied.await.unwrap();
+        let (ring, after) = applied(&world, &decision, &context, &mut written, &mut led).await;
         assert!(ring.serving.is_none());
         assert_eq!(ring.newest.unwrap().spec.generation, newest);
         assert_eq!(after, look_after);

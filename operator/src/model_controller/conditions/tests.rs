@@ -8,7 +8,7 @@ use prima_crds::v1alpha1::model::NodeShare;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::model_controller::test_world::{GIB, add_draft, machine, ring, world};
+use crate::model_controller::test_world::{GIB, add_draft, decision, machine, ring, world};
 
 /// An encrypted plan of this generation for `desk` and `pi4`, and what these say of it.
 fn plan(generation: i64, states: &[Value]) -> Arc<RingPlan> {
@@ -37,15 +37,6 @@ fn state(name: &str) -> Value {
 
 fn keep(plan: &Arc<RingPlan>) -> DecisionKind {
     DecisionKind::Keep(plan.clone())
-}
-
-fn decision(kind: DecisionKind) -> Decision {
-    Decision {
-        kind,
-        out: Vec::new(),
-        awaited: Vec::new(),
-        fails: false,
-    }
 }
 
 /// Each condition as `Kind=Status Reason: message`.
