@@ -41,39 +41,39 @@ fmt: ## Format the code
 images: ## Build the container images for amd64 and arm64 into one archive, with docker, podman or buildah; GPUs: images/build.sh
 	images/build.sh
 
-bench: bench-engine bench-rings bench-conversations bench-experts ## Measure speed against llama.cpp and bare TCP, side by side (three hours); prints tables
+bench: bench-engine bench-rings bench-conversations bench-experts ## Measure speed against llama.cpp and bare TCP, side by side (four hours); prints tables
 
 bench-engine: ## Only the engine beside llama.cpp, and how near both are to what the machine can do (40 minutes)
 	$(PYTHON) tests/assets/fetch.py bench
-	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --engine
+	$(WITH) cargo run --profile dist --locked -p prima-bench -- --engine
 
 bench-rings: ## Only the rings and the planner: hops, less memory than the model, predicted against measured (45 minutes)
 	$(PYTHON) tests/assets/fetch.py bench
 	$(WITH) cargo build --profile dist --locked -p prima -p prima-node-agent
-	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --rings
+	$(WITH) cargo run --profile dist --locked -p prima-bench -- --rings
 
-bench-conversations: ## Only conversations beside llama-server: second turns, 16 chats at once, speculation, also over long links, encryption, forms of answers (some 75 minutes; SECTIONS='masks siege': these)
+bench-conversations: ## Only conversations beside llama-server: second turns, 16 chats at once, answers beside a long prompt, speculation, also over long links, encryption, forms of answers, a siege (some two hours; SECTIONS='masks siege': these)
 	$(PYTHON) tests/assets/fetch.py bench-conversations
 	$(WITH) cargo build --profile dist --locked -p prima -p prima-node-agent
-	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --conversations $(SECTIONS)
+	$(WITH) cargo run --profile dist --locked -p prima-bench -- --conversations $(SECTIONS)
 
 bench-kernels: ## Only the matrix kernels, each weight format at each level of instructions (10 minutes)
-	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --kernels
+	$(WITH) cargo run --profile dist --locked -p prima-bench -- --kernels
 
 bench-experts: ## Only mixtures of experts beside llama.cpp, in memory and with memory for a part of the experts (40 minutes)
 	$(PYTHON) tests/assets/fetch.py bench-experts
 	$(WITH) cargo build --profile dist --locked -p prima -p prima-node-agent
-	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --experts
+	$(WITH) cargo run --profile dist --locked -p prima-bench -- --experts
 
 bench-experts-ring: ## Measure a mixture of experts in a ring of four machines with 4 GiB each (writes 19 GB, once; root)
 	$(PYTHON) tests/assets/fetch.py bench-experts-ring
 	$(WITH) cargo build --profile dist --locked -p prima -p prima-node-agent
-	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --experts-ring
+	$(WITH) cargo run --profile dist --locked -p prima-bench -- --experts-ring
 
 bench-70b: ## Measure a model of 70B in a ring of four machines with 4 GiB each (writes 43 GB, once; root)
 	$(PYTHON) tests/assets/fetch.py bench-70b
 	$(WITH) cargo build --profile dist --locked -p prima -p prima-node-agent
-	$(WITH) cargo run --profile dist --locked -p prima-tests --bin bench -- --70b
+	$(WITH) cargo run --profile dist --locked -p prima-bench -- --70b
 
 check-gpu: ## Check and measure layers on this machine's GPU; target/gpu-check.tar.xz does so on others (PRIMA_GPU=software: without a GPU)
 	$(PYTHON) tests/assets/fetch.py gpu
@@ -93,7 +93,7 @@ faults: ## Try many random sequences of faults on a Model (SEQUENCES=200 SEED=n;
 	$(PYTHON) tests/run/machine.py api-server faulty-machines $(if $(CLUSTER),nodes)
 	$(WITH) cargo build --locked -p prima -p prima-node-agent
 	$(WITH) env $(if $(CLUSTER),CLUSTER=1) $(if $(LOAD),LOAD=$(LOAD)) $(if $(SEQUENCES),SEQUENCES=$(SEQUENCES)) $(if $(SEED),SEED=$(SEED)) $(if $(SEQUENCE),SEQUENCE='$(SEQUENCE)') \
-	  cargo run --locked -p prima-tests --bin faults
+	  cargo run --locked -p prima-faults
 
 assets: ## Fetch the models, texts and tools of the tests (in ~/.cache/prima, or PRIMA_CACHE)
 	$(PYTHON) tests/assets/fetch.py test

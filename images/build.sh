@@ -50,17 +50,16 @@ list() {
     python3 images/sbom.py --program "$2" --version "$tag" --platform "$4" --compiled-in "$rust" --root "$files/$4/$3" > "$files/$1-$4.cdx.json"
 }
 
-# build ARGUMENT...: with the first engine that works; a docker without its daemon does not.
+# build ARGUMENT...: with the first engine that works; a docker without its daemon does not, and one without buildx neither.
 build() {
-    local program
-    for program in docker podman buildah; do
-        if "$program" info > /dev/null 2>&1; then
-            [ "$program" != docker ] || program="docker buildx"
-            $program build "$@"
+    local engine
+    for engine in "docker buildx" podman buildah; do
+        if { "${engine%% *}" info && $engine version; } > /dev/null 2>&1; then
+            $engine build "$@"
             return
         fi
     done
-    echo "images are compiled in a container of docker, podman or buildah: install one" >&2
+    echo "images are compiled in a container of docker (with buildx), podman or buildah: install one" >&2
     exit 1
 }
 

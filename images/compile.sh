@@ -23,6 +23,7 @@ main() {
         [ "$architecture" = "$here" ] || packages+=("g++-$(gnu "$architecture" | tr _ -)")
         targets+=(--target "$(rust "$architecture")")
     done
+    export DEBIAN_FRONTEND=noninteractive
     apt-get -qq update
     apt-get -qq install --yes --no-install-recommends "${packages[@]}" > /dev/null
     ! command -v rustup > /dev/null || rustup target add $(for architecture in "$@"; do rust "$architecture"; done)

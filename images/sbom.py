@@ -3,14 +3,15 @@
 
     sbom.py --program prima --version TAG --platform arm64 --compiled-in IMAGE --root root.tar > prima-operator-arm64.cdx.json
 
-These are Debian's packages in the root file system, and the crates that Cargo.lock has for the program, with those that only build or test
-it: a few too many rather than one too few. The same files make the same list.
+These are the Debian of the root file system, its packages, and the crates that Cargo.lock has for the program, with those that only build or
+test it: a few too many rather than one too few. The same files make the same list.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import tarfile
 import tomllib
 from email.parser import Parser
@@ -18,22 +19,37 @@ from pathlib import Path
 from urllib.parse import quote
 
 LOCK = Path(__file__).resolve().parent.parent / "Cargo.lock"
+# Where a Debian says which one it is.
+RELEASE = "usr/lib/os-release"
 # Where images/root.sh notes each package, as scanners of images expect it where there is no dpkg.
 STATUS = "var/lib/dpkg/status.d/"
 
 
-def debian_packages(root: Path, release: str) -> list[dict[str, object]]:
-    """Of a root file system."""
-    found = []
+def debian(root: Path) -> list[dict[str, object]]:
+    """Of a root file system: which Debian it is, without which scanners pass over its packages, and these."""
+    release, packages = {}, []
     with tarfile.open(root) as tar:
         for entry in tar:
-            if entry.isfile() and entry.name.removeprefix("./").startswith(STATUS):
-                fields = Parser().parsestr(tar.extractfile(entry).read().decode())
-                name, version, architecture = fields["Package"], fields["Version"], fields["Architecture"]
-                purl = f"pkg:deb/debian/{quote(name)}@{quote(version)}?arch={architecture}&distro={release}"
-                found.append({"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl})
-    if not found:
+            name = entry.name.removeprefix("./")
+            if entry.isfile() and (name == RELEASE or name.startswith(STATUS)):
+                text = tar.extractfile(entry).read().decode()
+                if name == RELEASE:
+                    # NAME="value", as a shell reads it.
+                    release = dict(field.split("=", 1) for field in shlex.split(text, comments=True))
+                else:
+                    packages.append(Parser().parsestr(text))
+    if not packages:
         raise SystemExit(f"{root} does not say which packages it has ({STATUS}): make it with images/root.sh")
+    if "VERSION_CODENAME" not in release:
+        raise SystemExit(f"{root} does not say which Debian it is ({RELEASE}): make it with images/root.sh")
+    codename = release["VERSION_CODENAME"]
+    # Before it is released, it has no number.
+    number = release.get("VERSION_ID", codename)
+    found = [{"type": "operating-system", "bom-ref": f"os:debian@{number}", "name": "debian", "version": number}]
+    for fields in packages:
+        name, version, architecture = fields["Package"], fields["Version"], fields["Architecture"]
+        purl = f"pkg:deb/debian/{quote(name)}@{quote(version)}?arch={architecture}&distro={codename}"
+        found.append({"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl})
     return found
 
 
@@ -74,9 +90,8 @@ def main() -> None:
     parser.add_argument("--platform", required=True)
     parser.add_argument("--compiled-in", metavar="IMAGE", required=True)
     parser.add_argument("--root", type=Path, required=True)
-    parser.add_argument("--release", default="trixie", help="Debian's")
     arguments = parser.parse_args()
-    components = debian_packages(arguments.root, arguments.release) + crates(arguments.program)
+    components = debian(arguments.root) + crates(arguments.program)
     image = {"type": "container", "name": arguments.program, "version": arguments.version}
     properties = {"platform": f"linux/{arguments.platform}", "compiled in": arguments.compiled_in}
     image["properties"] = [{"name": name, "value": value} for name, value in properties.items()]
@@ -85,7 +100,7 @@ def main() -> None:
         "specVersion": "1.6",
         "version": 1,
         "metadata": {"component": image},
-        "components": sorted(components, key=lambda component: component["purl"]),
+        "components": sorted(components, key=lambda component: component["bom-ref"]),
     }
     print(json.dumps(document, indent=1))
 

@@ -9,12 +9,15 @@
 //! started them.
 
 mod api;
+mod ask_gpu;
 mod backoff;
+mod data_folder;
 mod http;
 mod last_words;
 mod lease;
 mod links;
 mod local_models;
+mod lost_gpu;
 mod measure_again;
 mod member;
 mod member_process;
@@ -29,12 +32,12 @@ mod plan_watch;
 mod publish_profile;
 mod weights;
 
+use std::env;
 use std::future::pending;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::{env, fs};
 
 use kube::Client;
 use prima_crds::quantity::Quantity;
@@ -44,7 +47,9 @@ use prima_weights::{AllowedServer, PUBLIC_HUB};
 use tokio::sync::{Notify, watch};
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
 
+use self::data_folder::DataFolder;
 use self::links::Links;
+use self::lost_gpu::GpuFailures;
 use self::measure_again::MeasureAgain;
 use self::member::Agent;
 use self::memory::Children;
@@ -108,7 +113,7 @@ pub enum ClusterError {
     #[error("cannot start")]
     Start(#[source] io::Error),
     #[error(
-        "cannot make the folder {}: name one that this user may write to with --data", path.display()
+        "cannot use {}: name a folder that this user may write to with --data", path.display()
     )]
     Folder {
         path: PathBuf,
@@ -158,12 +163,24 @@ pub fn run(args: RunArgs) -> Result<(), ClusterError> {
 async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
     let mut stop = StopSignal::new().map_err(ClusterError::Start)?;
     let (links, http) = (args.links_address(), args.http_address());
-    let folders = Folders::make(&args.data)?;
+    let data_folder = DataFolder::open(&args.data)?;
+    let metrics = Metrics::default();
+    let established = Established::default();
+    let listener = tokio::net::TcpListener::bind(http).await;
+    let listener = listener.map_err(|source| ClusterError::Http {
+        address: http,
+        source,
+    })?;
+    let mut parts = Parts::default();
+    // Before it waits for another agent, which may take longer than a probe.
+    parts.keep_http(&metrics, listener, &established);
+    let folders = tokio::select! {
+        folders = data_folder.own() => folders?,
+        () = stop.received() => return Ok(()),
+    };
     let mut config = kube::Config::infer().await.map_err(ClusterError::Config)?;
     config.read_timeout = Some(prima_crds::SILENCE);
     let client = Client::try_from(config).map_err(ClusterError::Client)?;
-    let metrics = Metrics::default();
-    let established = Established::default();
     let weights = Weights::open(WeightsOptions {
         folder: folders.cache,
         budget_bytes: args.cache_budget.map(Quantity::bytes),
@@ -178,11 +195,6 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
     let peers = Pins::default();
     let keys = Some((key_file.key(), peers.clone()));
     let _echo = EchoServer::start(links, keys).map_err(ClusterError::Links)?;
-    let listener = tokio::net::TcpListener::bind(http).await;
-    let listener = listener.map_err(|source| ClusterError::Http {
-        address: http,
-        source,
-    })?;
     let agent = Arc::new(Agent {
         client,
         node: args.node,
@@ -192,12 +204,11 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
         plans_folder: folders.plans,
         weights,
         children: Children::default(),
+        gpu_failures: GpuFailures::default(),
         metrics,
     });
 
-    let mut parts = Parts::default();
     let (leave, leaving) = watch::channel(false);
-    parts.keep_http(&agent, listener, &established);
     tokio::select! {
         () = last_words::take_back(&agent) => {}
         () = stop.received() => return Ok(()),
@@ -225,31 +236,6 @@ async fn run_agent(args: RunArgs) -> Result<(), ClusterError> {
     outcome
 }
 
-/// Folders in the agent's data.
-struct Folders {
-    cache: PathBuf,
-    plans: PathBuf,
-}
-
-impl Folders {
-    fn make(data: &Path) -> Result<Self, ClusterError> {
-        let folder = |name: &str| {
-            let path = data.join(name);
-            match fs::create_dir_all(&path) {
-                Ok(()) => Ok(path),
-                Err(source) => Err(ClusterError::Folder { path, source }),
-            }
-        };
-        folder("models")?;
-        // What a killed agent has left there belongs to nobody.
-        let _ = fs::remove_dir_all(data.join("plans"));
-        Ok(Self {
-            cache: folder("cache")?,
-            plans: folder("plans")?,
-        })
-    }
-}
-
 /// The parts that run as long as the agent, each with its name.
 #[derive(Default)]
 struct Parts(JoinSet<&'static str>);
@@ -274,11 +260,11 @@ impl Parts {
     /// Starts what tells the kubelet that the agent is there.
     fn keep_http(
         &mut self,
-        agent: &Agent,
+        metrics: &Metrics,
         listener: tokio::net::TcpListener,
         established: &Established,
     ) {
-        let (metrics, there) = (agent.metrics.clone(), established.clone());
+        let (metrics, there) = (metrics.clone(), established.clone());
         self.keep("its HTTP server", async move {
             // The result is of no use: it does not end by itself.
             let _ = http::serve(listener, metrics, there).await;
@@ -327,7 +313,12 @@ impl Parts {
         let children = agent.children.clone();
         self.keep(
             "following the GPU's memory",
-            memory::follow_gpu(profile.clone(), children),
+            memory::follow_gpu(profile.clone(), children, agent.gpu_failures.clone()),
+        );
+        let children = agent.children.clone();
+        self.keep(
+            "looking after a GPU that fails",
+            agent.gpu_failures.follow(profile.clone(), children),
         );
         let key = agent.key_file.clone().follow(profile.clone());
         self.keep("following the key", key);

@@ -43,7 +43,10 @@ pub fn initial_status(plan: &RingPlanSpec) -> RingStatus {
     RingStatus {
         readiness: Readiness::Loading("opening the model".into()),
         fails_at: None,
+        missed_by: None,
         silent: None,
+        late: false,
+        looked: None,
         plan_generation: plan.generation,
         rounds: plan.rounds as usize,
         members: Tally::new(plan).members,
@@ -62,7 +65,7 @@ pub struct DecodeOptions {
     pub speculate: bool,
     /// and further ones before the first is known.
     pub run_ahead: bool,
-    /// How much longer than the plan expects something may take to come home, before it counts as lost.
+    /// How much longer than the plan expects something may take to come home, before it counts as lost. A member whose GPU hangs says so before.
     pub grace: Duration,
     /// For how long requests wait for a member that was lost; zero: they fail.
     pub outlast: Duration,
@@ -137,8 +140,8 @@ impl Decode {
         let vocabulary = model.vocabulary;
         let bos = tokenizer.bos();
         let warm_up = bos.filter(|&token| (token as usize) < vocabulary);
-        let mut windows = model.layers.iter().map(|layer| layer.attention.window);
-        let window = windows.find_map(|window| Some(AttentionWindow { positions: window? }));
+        let window = model.attention_window();
+        let window = window.map(|positions| AttentionWindow { positions });
         let scheduler = Scheduler::new(
             &plan,
             window,
@@ -378,7 +381,18 @@ impl Decode {
                 };
                 (refused, Vec::new())
             }
-            RingEvent::Lost { rank, cause } => (Event::Lost { rank, cause }, Vec::new()),
+            RingEvent::Lost {
+                rank,
+                missed_by,
+                cause,
+            } => {
+                let lost = Event::Lost {
+                    rank,
+                    missed_by,
+                    cause,
+                };
+                (lost, Vec::new())
+            }
             RingEvent::Busy => (Event::Busy, Vec::new()),
         };
         let released = matches!(event, Event::Released { .. });
@@ -608,11 +622,16 @@ impl Decode {
         let silent = silent.map(|member| member.name.as_str());
         let (running, waiting) = self.scheduler.requests();
         let (readiness, kv) = (self.scheduler.readiness(), self.scheduler.kv());
-        let fails_at = self.scheduler.fails_at();
+        let (fails_at, missed_by) = (self.scheduler.fails_at(), self.scheduler.missed_by());
+        let late = self.scheduler.is_late();
         self.status.send_if_modified(|status| {
+            // Who asks sees it; nobody is woken for it.
+            status.looked = Some(Instant::now());
             let changed = status.readiness != *readiness
                 || status.fails_at.as_deref() != fails_at
+                || status.missed_by.as_deref() != missed_by
                 || status.silent.as_deref() != silent
+                || status.late != late
                 || status.running_requests != running
                 || status.waiting_requests != waiting
                 || (ticked && (status.members != self.tally.members || status.kv != kv));
@@ -621,10 +640,15 @@ impl Decode {
             {
                 tracing::warn!(member, "no sign of life; the ring stands still there");
             }
+            if late && !status.late && silent.is_none() {
+                tracing::warn!("nothing comes home; the ring stands still somewhere");
+            }
             if changed {
                 status.readiness = readiness.clone();
                 status.fails_at = fails_at.map(str::to_owned);
+                status.missed_by = missed_by.map(str::to_owned);
                 status.silent = silent.map(str::to_owned);
+                status.late = late;
                 status.running_requests = running;
                 status.waiting_requests = waiting;
                 status.members.clone_from(&self.tally.members);
@@ -723,5 +747,20 @@ impl Request {
             completion_seconds: first.elapsed().as_secs_f64(),
         };
         let _ = self.events.try_send(GenerationEvent::Usage(usage));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prima_engine::GPU_PATIENCE;
+
+    use super::*;
+
+    /// Else everybody would hear that nothing comes home, and nobody that a GPU is why. It is known after an eighth more, and then has its way to
+    /// rank 0.
+    #[test]
+    fn a_gpu_counts_as_hanging_before_a_pass_counts_as_lost() {
+        let known = GPU_PATIENCE * 9 / 8;
+        assert!(known + Duration::from_secs(2) < DecodeOptions::default().grace);
     }
 }

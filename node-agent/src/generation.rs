@@ -2,12 +2,12 @@
 //! one channel. Nothing here computes, tokenizes or speaks HTTP.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use prima_text::{Constraint, ReasoningLimit, SamplingParams};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::ring::{HOP_METRICS, HopTiming};
+use crate::ring::{HOP_METRICS, HopTiming, SILENT_FOR};
 use crate::trace::Trace;
 
 /// One prompt to continue, `choices` times; or to have the vector or the score of.
@@ -221,8 +221,16 @@ pub struct RingStatus {
     pub readiness: Readiness,
     /// The member at which a ring fails that is not ready: it is not reached, or cannot compute.
     pub fails_at: Option<String>,
+    /// The neighbour that does not reach that member, if it is the only one that says so: both may be there, and the way between them is not.
+    pub missed_by: Option<String>,
     /// The first member of which nothing was heard for a while. The ring may go on yet, so requests still wait for it; but nobody should be sent here.
     pub silent: Option<String>,
+    /// What went round the ring does not come home, though all members may be heard of: one computes nothing, or its frames do not arrive. As for
+    /// [`Self::silent`], it may go on yet.
+    pub late: bool,
+    /// When rank 0 last looked for what there is to do, which it does four times a second whatever happens; `None` where nobody decodes yet.
+    #[serde(skip)]
+    pub looked: Option<Instant>,
     pub plan_generation: i64,
     pub rounds: usize,
     pub members: Vec<MemberTotals>,
@@ -233,6 +241,15 @@ pub struct RingStatus {
     pub drafts: Drafts,
     /// Of the experts that tokens would lack if they chose all alike, those that they do lack, in percent. `None`: nothing is known.
     pub expert_miss_percent: Option<i32>,
+}
+
+impl RingStatus {
+    /// Whether rank 0 itself stands still, for as long as makes others silent: all else that is said here is of before. It waits for nothing but a
+    /// disk, or a system that gives it no time. On a busy machine it comes to its turn some tenths of a second late.
+    pub fn stands_still(&self) -> bool {
+        let waits = self.looked.map(|looked| looked.elapsed());
+        waits.is_some_and(|waits| waits > SILENT_FOR)
+    }
 }
 
 /// The positions that the KV caches of every member hold, in whole blocks.

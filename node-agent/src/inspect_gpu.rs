@@ -1,4 +1,4 @@
-//! `prima-node-agent inspect --gpu`: which GPU layers would run on, and why no other.
+//! `prima-node-agent inspect --gpu`: which GPUs layers would run on, and why no other.
 //!
 //! Decides only how this is shown; the engine chooses.
 
@@ -107,9 +107,11 @@ mod tests {
             api: GpuApi::Vulkan,
             name: name.to_owned(),
             pci: None,
+            pci_address: None,
             unified_memory,
             total_bytes: 3 << 29,
             available_bytes: 0,
+            most_buffer_bytes: None,
         };
         let listed = [
             (facts("fast", false), None),

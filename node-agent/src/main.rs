@@ -41,7 +41,7 @@ enum Command {
     Borrow(BorrowArgs),
     /// Measure this machine, for the planner: processor, memory, disk, GPUs, links
     Profile(ProfileArgs),
-    /// Show a model's layers, formats and sizes, or which kernels this processor gets, or which GPU is used
+    /// Show a model's layers, formats and sizes, or which kernels this processor gets, or which GPUs are used
     Inspect {
         /// The model, a GGUF file
         #[arg(value_name = "MODEL.gguf", required_unless_present_any = ["cpu", "gpu"])]
@@ -49,7 +49,7 @@ enum Command {
         /// Instead of a model: which kernels this processor gets, and why
         #[arg(long, conflicts_with = "model")]
         cpu: bool,
-        /// Instead of a model: which GPU layers would run on, and why no other
+        /// Instead of a model: which GPUs layers would run on, and why no other
         #[arg(long, conflicts_with_all = ["model", "cpu"])]
         gpu: bool,
         /// For people or for programs

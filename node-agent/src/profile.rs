@@ -210,7 +210,7 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<Measured, ProfileError> {
     let system = system::read(root);
     let now = available_memory::read(root, system.os).map_err(ProfileError::Memory)?;
     let level = IsaLevel::from_environment().map_err(ProfileError::Level)?;
-    let gpu_facts = gpu::facts();
+    let asked = gpu::facts();
     let key = CacheKey {
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         kernels: level.name().to_owned(),
@@ -218,9 +218,10 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<Measured, ProfileError> {
         threads,
         models: disk::folder(models).to_owned(),
         memory_total_bytes: now.total,
-        gpu: gpu_facts
-            .as_ref()
-            .map_or_else(String::clone, |facts| facts.name.clone()),
+        gpu: match &asked {
+            Ok(asked) => gpus_key(asked),
+            Err(error) => prima_crds::error_chain(error),
+        },
     };
     let mut measured = match cached(cache_file, &key, fresh) {
         Some(measured) => measured,
@@ -252,10 +253,24 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<Measured, ProfileError> {
     let status = &mut measured.status;
     status.architectures = prima_model::architectures().map(str::to_owned).collect();
     status.parts = names(Compute::model_parts());
+    status.reads_windowed_sequences = true;
+    status.reads_gpus = true;
+    status.reads_chunk_positions = true;
     for gpu in &mut status.gpus {
         if let (Some(measured), Some(api)) = (gpu.measured.as_mut(), gpu::api(gpu.backend)) {
             measured.parts = names(Gpu::model_parts(api));
             measured.streams_weights = api == GpuApi::Vulkan && !measured.unified_memory;
+            measured.runs_drafts = true;
+            measured.most_buffer_bytes = None;
+        }
+    }
+    let asked = asked.unwrap_or_default();
+    let opened = gpu::opened(&asked);
+    for (facts, place) in opened.iter().zip(gpu::places(&status.gpus, &opened)) {
+        if let Some(measured) = place.and_then(|place| status.gpus[place].measured.as_mut()) {
+            let bytes = facts.most_buffer_bytes;
+            measured.most_buffer_bytes =
+                bytes.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
         }
     }
     // What changes from hour to hour is never taken from the cache.
@@ -263,10 +278,17 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<Measured, ProfileError> {
     status.memory.total_bytes = now.total as i64;
     status.memory.available_bytes = now.available as i64;
     status.memory.swappable_bytes = now.swappable as i64;
-    if let Ok(facts) = &gpu_facts {
-        gpu::set_available(&mut status.gpus, facts, |_, _| true);
-    }
+    gpu::set_available(&mut status.gpus, &gpu::free(&asked), |_, _| true);
     Ok(measured)
+}
+
+/// Names of the GPUs with their places, and why one cannot be opened.
+fn gpus_key(asked: &[gpu::AskedGpu]) -> String {
+    let each = asked.iter().map(|(facts, problem)| match problem {
+        None => facts.label(),
+        Some(problem) => prima_crds::error_chain(problem),
+    });
+    each.collect::<Vec<_>>().join(", ")
 }
 
 /// As a profile has them.
@@ -329,6 +351,9 @@ fn measure(
         agent_version: key.agent_version.clone(),
         architectures: Vec::new(),
         parts: Vec::new(),
+        reads_windowed_sequences: false,
+        reads_gpus: false,
+        reads_chunk_positions: false,
         system,
         cpu: CpuProfile {
             model: key.cpu_model.clone(),

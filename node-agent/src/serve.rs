@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use prima_crds::quantity::Quantity;
 use prima_crds::v1alpha1::ring_plan::{PlannedDraft, RingPlanSpec};
-use prima_engine::{Compute, Model};
-use prima_member_process::{ALIVE, ALIVE_INTERVAL, JOINED, cut_off_line};
+use prima_engine::{Compute, EngineError, Gpu, Model};
+use prima_member_process::{ALIVE, ALIVE_INTERVAL, JOINED, cut_off_line, without_gpu_line};
 use prima_text::{ChatTemplate, ChatTemplateError, RankTemplate, Tokenizer, TokenizerError};
 use prima_traces::Traces;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -139,6 +139,20 @@ pub enum ServeError {
     Gateway(#[source] GatewayError),
 }
 
+impl ServeError {
+    /// What became of the machine's GPU, if that is why.
+    fn without_gpu(&self) -> Option<&EngineError> {
+        match self {
+            Self::Member(error) => error.without_gpu(),
+            Self::DraftModel {
+                source: DraftModelError::Engine(error),
+                ..
+            } => Some(&**error).filter(|error| error.is_without_gpu()),
+            _ => None,
+        }
+    }
+}
+
 const DRAIN_INTERVAL: Duration = Duration::from_millis(50);
 const LAST_WORD: Duration = Duration::from_secs(1);
 /// When no pass has come for this long, or for the time of four tokens if that is longer, nothing runs.
@@ -174,6 +188,13 @@ pub fn run(args: ServeArgs) -> Result<(), ServeError> {
             None
         });
         let result = serve(args).await;
+        if let Err(error) = &result
+            && let Some(gpu) = error.without_gpu()
+        {
+            // Whoever started this process can go on without the GPU.
+            let line = without_gpu_line(&prima_crds::error_chain(gpu));
+            let _ = writeln!(io::stdout(), "{line}");
+        }
         if let Some(Err(error)) = traces.as_ref().map(Traces::flush) {
             tracing::warn!(error, "some traces were not exported");
         }
@@ -230,7 +251,9 @@ async fn serve(args: ServeArgs) -> Result<(), ServeError> {
         }
         _ => None,
     };
-    let draft = plan.draft.as_ref().filter(|_| rank == 0);
+    // On a GPU it takes no memory of the machine.
+    let draft_here = rank == 0 && !plan.members[rank].draft_on_gpu;
+    let draft = plan.draft.as_ref().filter(|_| draft_here);
     let memory = MemoryLimits {
         reserve_bytes: args.reserve_memory.map(Quantity::bytes),
         cap_bytes: args.weights_memory.map(Quantity::bytes),
@@ -445,7 +468,9 @@ fn open(
         back.text.send_replace(Some(Arc::new(text)));
         let draft_model = match &plan.draft {
             Some(draft) if decode_options.speculate => {
-                Some(draft_thread(draft, &plan, &model, threads)?)
+                let on_gpu = plan.members[0].draft_on_gpu;
+                let gpu = member.gpu().filter(|_| on_gpu);
+                draft_thread(draft, &plan, &model, threads, gpu)?
             }
             _ => None,
         };
@@ -464,21 +489,49 @@ fn open(
     Ok((member, decoding))
 }
 
-/// The plan's draft model, ready to guess for `model`.
+/// The plan's draft model, ready to guess for `model`, on `gpu` if there is one; `None` where that refuses it.
 fn draft_thread(
     draft: &PlannedDraft,
     plan: &RingPlanSpec,
     model: &Model,
     threads: usize,
-) -> Result<DraftThread, ServeError> {
+    gpu: Option<&Gpu>,
+) -> Result<Option<DraftThread>, ServeError> {
     let (context, contexts) = (plan.context_length as usize, plan.kv_contexts as usize);
     let small = plan_source::open_model(&draft.model, context)?;
-    DraftModel::new(small, model, threads, context, contexts)
-        .and_then(DraftThread::start)
-        .map_err(|source| ServeError::DraftModel {
-            file: draft.model.file.clone(),
-            source,
-        })
+    let opened = DraftModel::new(small, model, gpu, threads, context, contexts);
+    unless_refused(opened.and_then(DraftThread::start)).map_err(|error| ServeError::DraftModel {
+        file: draft.model.file.clone(),
+        source: of_gpu(error, gpu),
+    })
+}
+
+/// The error with the GPU that computes no more, if that is why: the machine may have others.
+fn of_gpu(error: DraftModelError, gpu: Option<&Gpu>) -> DraftModelError {
+    match (error, gpu.map(Gpu::facts)) {
+        (DraftModelError::Engine(source), Some(Ok(facts))) if source.is_without_gpu() => {
+            let gpu = facts.label();
+            DraftModelError::Engine(Box::new(EngineError::OneGpu { gpu, source }))
+        }
+        (error, _) => error,
+    }
+}
+
+/// Answers need no draft model, so one for which there is no room on a GPU is done without. A GPU that is there no more is missed by all.
+fn unless_refused<T>(opened: Result<T, DraftModelError>) -> Result<Option<T>, DraftModelError> {
+    match opened {
+        Err(DraftModelError::Engine(error))
+            if matches!(*error, EngineError::Gpu { .. }) && !error.is_without_gpu() =>
+        {
+            let cause = prima_crds::error_chain(&*error);
+            tracing::warn!(
+                cause,
+                "the GPU does not take the draft model; answers come without it"
+            );
+            Ok(None)
+        }
+        opened => opened.map(Some),
+    }
 }
 
 fn model_text(options: &MemberOptions) -> Result<ModelText, ServeError> {
@@ -501,6 +554,30 @@ fn model_text(options: &MemberOptions) -> Result<ModelText, ServeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_draft_model_is_done_without_but_a_lost_gpu_is_told() {
+        let of = |error: EngineError| Err::<(), _>(DraftModelError::Engine(Box::new(error)));
+        let full = of(EngineError::Gpu {
+            action: "take layers",
+            source: "it is full".into(),
+        });
+        assert!(matches!(unless_refused(full), Ok(None)));
+        assert!(matches!(unless_refused(Ok(())), Ok(Some(()))));
+
+        let told = |error: EngineError| {
+            let source = unless_refused(of(error)).unwrap_err();
+            let file = "small.gguf".to_owned();
+            let error = ServeError::DraftModel { file, source };
+            error.without_gpu().map(ToString::to_string)
+        };
+        let reason = "it hangs".to_owned();
+        let said = told(EngineError::NoGpu { reason }).unwrap();
+        assert!(said.contains("it hangs"), "{said}");
+        // Its file is at fault.
+        let path = "small.gguf".into();
+        assert_eq!(told(EngineError::Damaged { path }), None);
+    }
 
     #[tokio::test]
     async fn decoding_that_ends_is_an_error_with_its_cause() {

@@ -85,12 +85,17 @@ const FORMATS: [(&str, &[&str]); 16] = [
 ];
 
 /// Kernels without weights, and the files that each is made of.
-const OTHERS: [(&str, &[&str]); 10] = [
+const OTHERS: [(&str, &[&str]); 12] = [
     ("pack", &["packing", "pack"]),
     ("norm_pack", &["packing", "group_sum", "norm_pack"]),
     ("gate_pack", &["packing", "activations", "gate_pack"]),
     ("norm", &["group_sum", "norm"]),
-    ("heads", &["kv", "group_sum", "heads"]),
+    ("heads", &["kv", "group_sum", "new_rows", "heads"]),
+    (
+        "latent_heads",
+        &["kv_latent", "group_sum", "new_rows", "latent_heads"],
+    ),
+    ("heads_to_rows", &["packing", "heads_to_rows"]),
     ("combine", &["packing", "combine"]),
     ("gate", &["activations", "gate"]),
     ("route", &["group_sum", "group_max", "route"]),
@@ -163,10 +168,16 @@ fn main() {
             compile(&name, &source, Needs::MatrixUnits);
         }
     }
-    for queries in [4, 8] {
+    let rows = ["kv", "attention_rows", "attention"];
+    let latents = ["kv_latent", "attention_latents", "attention"];
+    for (name, queries, files) in [
+        ("attention_4", 4, rows),
+        ("attention_8", 8, rows),
+        ("latent_attention", 4, latents),
+    ] {
         let constants = format!("const QUERIES = {queries}u;\n");
-        let source = constants + &source(["kv", "attention"].into_iter());
-        compile(&format!("attention_{queries}"), &source, Needs::None);
+        let source = constants + &source(files.into_iter());
+        compile(name, &source, Needs::None);
     }
     for (name, files) in OTHERS {
         compile(name, &source(files.iter().copied()), Needs::None);

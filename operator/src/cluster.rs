@@ -47,6 +47,9 @@ pub struct OperatorArgs {
     /// Where the agents' Leases are [default: the operator's namespace]
     #[arg(long, value_name = "NAMESPACE")]
     agent_namespace: Option<String>,
+    /// Claims in the agents' namespace that agents mount: a Model with a file in one that has no volume says so
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    agent_claims: Vec<String>,
     /// Who this instance is among its replicas
     #[arg(long, value_name = "NAME", env = "POD_NAME", default_value_t = process_name())]
     identity: String,
@@ -175,6 +178,7 @@ async fn lead(
     let mut election = Election::start(client.clone(), &args.namespace, &args.identity, lease);
     // A waiting instance watches too: if the leader's machine goes, and an agent with it, it knows since when.
     let agents = args.agent_namespace.as_deref().unwrap_or(&args.namespace);
+    let agents = (agents, &*args.agent_claims);
     let (stores, mut changes) = Stores::watch(&client, agents, model_controller::OURS);
     let reached = Reached::default();
     let won = tokio::select! {

@@ -20,10 +20,11 @@ use std::time::Duration;
 use prima_crds::quantity::Quantity;
 use prima_crds::v1alpha1::model_profile::{OtherVocabulary, same_vocabulary};
 use prima_crds::v1alpha1::ring_plan::{
-    DEFAULT_CONCURRENT_REQUESTS, KvDtype, PlannedDraft, PlannedWindow, RingMember, RingPlan,
-    RingPlanError, RingPlanSpec,
+    CHUNK_POSITIONS, DEFAULT_CONCURRENT_REQUESTS, KvDtype, PlannedDraft, PlannedWindow, RingMember,
+    RingPlan, RingPlanError, RingPlanSpec,
 };
-use prima_halda::PlanReport;
+use prima_halda::input::windowed_sequences;
+use prima_halda::{Options, PlanReport};
 use prima_member_process::{Borrowed, Health, health};
 
 pub use agents::{AgentsError, program};
@@ -367,6 +368,9 @@ fn draft_model(path: &Path, model: &ModelFile) -> Result<ModelFile, LocalError> 
 /// Who runs which layers.
 struct Split {
     rounds: i32,
+    /// Of the plan.
+    windowed_sequences: i32,
+    chunk_positions: i32,
     /// In ring order: the name of each member, and its layers.
     members: Vec<(String, Vec<PlannedWindow>)>,
     /// What was planned, if it was.
@@ -395,8 +399,13 @@ impl Split {
             None => name_here(rank),
         };
         let windows = split::windows(&shares, usize::from(rounds))?.into_iter();
+        let lent = borrowed.iter().flat_map(|borrowed| &borrowed.lent);
+        let lent = lent.map(|lent| &lent.profile);
+        let sequences = windowed_sequences(&model.profile.spec, lent, &Options::default());
         Ok(Self {
             rounds: rounds.into(),
+            windowed_sequences: sequences as i32,
+            chunk_positions: CHUNK_POSITIONS as i32,
             members: windows
                 .enumerate()
                 .map(|(rank, windows)| (name(rank), windows))
@@ -439,6 +448,8 @@ impl Split {
         };
         Ok(Self {
             rounds: plan.rounds as i32,
+            windowed_sequences: plan.windowed_sequences as i32,
+            chunk_positions: plan.report.chunk_positions as i32,
             members: members
                 .map(|(rank, member)| (name(rank, &member.name), plan::windows(&member.windows)))
                 .collect(),
@@ -490,6 +501,8 @@ fn ring_plan(
     }
     let spec = RingPlanSpec {
         max_concurrent_requests: DEFAULT_CONCURRENT_REQUESTS,
+        windowed_sequences: split.windowed_sequences,
+        chunk_positions: split.chunk_positions,
         draft: wanted.draft.as_ref().map(|draft| PlannedDraft {
             model: draft.planned(),
             memory_bytes: draft.profile.spec.whole_bytes(context.into()),

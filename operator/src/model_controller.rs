@@ -84,6 +84,8 @@ struct ReconcileState {
     led: apply::Led,
     /// The status that was written last.
     said: Option<ModelStatus>,
+    /// The version of the Model that the watch showed then.
+    said_beside: Option<String>,
 }
 
 /// By the Model's uid.
@@ -262,8 +264,7 @@ async fn steps(
 pub fn after_failure(model: Arc<Model>, error: &ControllerError, context: Arc<Context>) -> Action {
     let mut states = context.states.lock();
     let state = states.get_mut(&model.uid().unwrap_or_default());
-    let said = state.as_ref().and_then(|state| state.said.as_ref());
-    let is_due = withdraw::is_due(&model, said, &context);
+    let is_due = withdraw::is_due(&model, state.as_deref(), &context);
     let (failures, unsaid) = match state {
         Some(state) => {
             state.unsaid = match is_due {
@@ -288,10 +289,11 @@ pub fn after_failure(model: Arc<Model>, error: &ControllerError, context: Arc<Co
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::jiff::Timestamp;
     use serde_json::json;
 
     use super::*;
-    use crate::model_controller::conditions::is_not_ready;
+    use crate::model_controller::conditions::{is_not_ready, ready_since};
     use crate::model_controller::test_world::{
         api_server, context, no_api_server, saying, serving,
     };
@@ -344,6 +346,20 @@ mod tests {
             let writes = writes.lock().unwrap();
             let statuses = writes.iter().filter(|(to, _)| to.ends_with("/m/status"));
             assert_eq!(statuses.count(), 1);
+        }
+        // What was so before is no news. What somebody else has said since is.
+        let since = state.said.as_ref().and_then(ready_since).unwrap();
+        let before = Timestamp::from_second(since.as_second() - 1).unwrap();
+        for (version, since, count) in [("2", before, 1), ("3", since, 2)] {
+            let shown = Arc::make_mut(&mut model);
+            shown.metadata.resource_version = Some(version.to_owned());
+            let ready = &mut shown.status.as_mut().unwrap().conditions[0];
+            ready.last_transition_time.0 = since;
+            let failed = steps(&model, "m", &context, &mut state).await;
+            assert!(matches!(failed, Err(ControllerError::Secret { .. })));
+            let writes = writes.lock().unwrap();
+            let statuses = writes.iter().filter(|(to, _)| to.ends_with("/m/status"));
+            assert_eq!(statuses.count(), count, "{version}");
         }
     }
 }

@@ -13,12 +13,13 @@ use prima_crds::v1alpha1::document::{API_VERSION, DocumentError};
 use prima_crds::v1alpha1::model_profile::{ModelProfile, ModelProfileSpec};
 use prima_crds::v1alpha1::node_profile::NodeProfile;
 use prima_crds::v1alpha1::ring_plan::{
-    KvDtype, PlannedModel, PlannedWindow, RingMember, RingPlan, RingPlanError, RingPlanSpec, Speed,
+    DEFAULT_CONCURRENT_REQUESTS, KvDtype, PlannedModel, PlannedWindow, RingMember, RingPlan,
+    RingPlanError, RingPlanSpec, Speed,
 };
 use prima_halda::check::{Finding, check};
 use prima_halda::plan::MemberReport;
 use prima_halda::windows::Window;
-use prima_halda::{Options, Plan, PlanError, PlanReport, PlanningInput};
+use prima_halda::{Options, Plan, PlanError, PlanReport, plan_ring};
 use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};
 
@@ -36,9 +37,9 @@ pub struct PlanArgs {
     /// Tokens that prompt and answer may have together [default: what the model was trained for, at most 8192]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     context: Option<u32>,
-    /// Requests that may fill the context at the same time
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=4096))]
-    concurrency: u16,
+    /// Requests that may fill the context at the same time [default: 16 that share one context]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    concurrency: Option<u16>,
     /// Tokens of a usual prompt
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     prompt: u32,
@@ -63,6 +64,9 @@ pub struct PlanArgs {
     /// How often a token goes round the ring [default: the best]
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u16).range(1..=1024))]
     rounds: Option<u16>,
+    /// Plan only rings whose first token comes within so many seconds of a usual prompt; further tokens may take longer for it
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u16).range(1..=3600))]
+    first_token: Option<u16>,
     /// How many experts of a mixture tokens miss, in percent of what they would miss if they chose all alike; rings measure it, and a Model's
     /// status.expertMissPercent says it
     #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u8).range(1..=100))]
@@ -124,6 +128,15 @@ pub fn default_context(model: &ModelProfileSpec) -> u32 {
     model.trained_context_length.min(DEFAULT_CONTEXT) as u32
 }
 
+/// How many requests run at once, and how many whole contexts have memory. Who asks for a number has a context for each request; otherwise some
+/// share one.
+pub fn concurrency(asked: Option<i32>) -> (i32, i32) {
+    match asked {
+        Some(requests) => (requests, requests),
+        None => (DEFAULT_CONCURRENT_REQUESTS, 1),
+    }
+}
+
 pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
     let model = read_model(&args.model)?;
     let mut nodes = Vec::new();
@@ -131,9 +144,11 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
         nodes.extend(read_profiles(path)?);
     }
     let context = args.context.unwrap_or(default_context(&model.spec)) as usize;
+    let (concurrent_requests, kv_contexts) = concurrency(args.concurrency.map(i32::from));
     let options = Options {
         context_tokens: context,
-        concurrent_requests: args.concurrency.into(),
+        concurrent_requests: concurrent_requests as usize,
+        kv_contexts: kv_contexts as usize,
         prompt_tokens: args.prompt as usize,
         answer_tokens: args.answer as usize,
         exclude: args.exclude.clone(),
@@ -141,6 +156,7 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
         min_nodes: args.min_nodes.into(),
         rank0: args.rank0.clone(),
         rounds: args.rounds.map(usize::from),
+        first_token_seconds: args.first_token.map(f64::from),
         kv_dtype: args.kv_dtype,
         expert_misses: f64::from(args.expert_misses) / 100.0,
         ..Options::default()
@@ -154,8 +170,10 @@ pub fn run(args: &PlanArgs) -> Result<(), PlanCommandError> {
     );
     let members = members(&plan, |name| format!("{name}:{RING_PORT}"));
     let spec = RingPlanSpec {
-        max_concurrent_requests: args.concurrency.into(),
-        kv_contexts: args.concurrency.into(),
+        max_concurrent_requests: concurrent_requests,
+        kv_contexts,
+        windowed_sequences: plan.windowed_sequences as i32,
+        chunk_positions: plan.report.chunk_positions as i32,
         kv_dtype: args.kv_dtype,
         rounds: plan.rounds as i32,
         predicted: Some(speed(&plan.report)),
@@ -193,8 +211,7 @@ pub fn checked(
     nodes: &[NodeProfile],
     options: &Options,
 ) -> Result<Plan, PlanCommandError> {
-    let input = PlanningInput::new(model, nodes, options).map_err(PlanError::from)?;
-    let plan = prima_halda::plan(&input)?;
+    let plan = plan_ring(model, nodes, options)?;
     match check(&plan, model, nodes, options).into_iter().next() {
         Some(finding) => Err(PlanCommandError::Check { finding }),
         None => Ok(plan),
@@ -216,15 +233,17 @@ pub fn members(plan: &Plan, address: impl Fn(&str) -> String) -> Vec<RingMember>
         .collect()
 }
 
-/// A member with what the planner says of its output head, its reading and its memory.
+/// A member with what the planner says of its GPUs, its output head, its reading and its memory.
 pub fn with_report(member: RingMember, report: &MemberReport) -> RingMember {
     RingMember {
         output_head_on_gpu: report.output_head_on_gpu,
+        draft_on_gpu: report.draft_on_gpu,
         gpu_from_rows: report.gpu_from_rows.map(|rows| rows as i32),
         read_bytes_per_token: Some(report.read_bytes_per_token as i64),
         read_ahead_bytes: Some(report.read_ahead_bytes as i64),
         memory_bytes: Some(report.memory_bytes as i64),
         gpu_memory_bytes: Some(report.gpu_memory_bytes as i64),
+        gpus: report.gpus.clone(),
         kv_bytes: Some(report.kv_bytes as i64),
         why: Some(report.why.clone()),
         ..member

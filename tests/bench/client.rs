@@ -23,6 +23,12 @@ const TEMPERATURE: f64 = 2.0;
 /// How many tokens there are where they come back.
 pub const WORDS: u32 = 256;
 
+/// A piece of an answer, as a rule a token, or what is said behind it.
+pub struct Event {
+    pub came: Instant,
+    said: Value,
+}
+
 /// An answer, as it came.
 pub struct Answer {
     pub text: String,
@@ -30,8 +36,8 @@ pub struct Answer {
     pub first_token_seconds: f64,
     /// From one token to the next, on average (TPOT).
     pub seconds_per_token: f64,
-    /// Seconds from each event to the next: as a rule, of a token.
-    pub gaps: Vec<f64>,
+    /// When each event came: as a rule, a token.
+    pub times: Vec<Instant>,
     /// Tokens of the prompt that were not computed again.
     pub cached_tokens: u64,
     /// Tokens of drafts, and those of them that were right.
@@ -164,7 +170,7 @@ impl Client {
         })?;
         Ok(AtOnce {
             tokens_per_second: (requests * tokens) as f64 / start.elapsed().as_secs_f64(),
-            gaps: answers.into_iter().flat_map(|answer| answer.gaps).collect(),
+            gaps: answers.iter().flat_map(Answer::gaps).collect(),
         })
     }
 
@@ -181,10 +187,12 @@ impl Client {
         })
     }
 
-    /// The answer to such a request.
-    pub fn answer(&self, body: &Value) -> Result<Answer, BenchError> {
+    /// What comes of such a request, as it comes. Who drops it hangs up.
+    pub fn events(
+        &self,
+        body: &Value,
+    ) -> Result<impl Iterator<Item = Result<Event, BenchError>> + use<>, BenchError> {
         let http = |source| BenchError::Http { source };
-        let begun = Instant::now();
         let address = self.ring.address();
         let events = http::post_streaming_within(PATIENCE, address, "/v1/completions", body);
         let events = events.map_err(http)?;
@@ -195,29 +203,41 @@ impl Client {
                 .concat();
             return Err(BenchError::Answer { answer });
         }
+        let event = move |event: io::Result<String>| -> Result<Event, BenchError> {
+            let event = event.map_err(http)?;
+            let came = Instant::now();
+            let said: Value = serde_json::from_str(&event).unwrap_or(Value::Null);
+            let piece = said.pointer("/choices/0/text").and_then(Value::as_str);
+            match piece.is_some() || said.get("usage").is_some() {
+                true => Ok(Event { came, said }),
+                false => Err(BenchError::Answer { answer: event }),
+            }
+        };
+        let goes_on = |event: &io::Result<String>| {
+            let done = event.as_ref().is_ok_and(|event| event == "[DONE]");
+            !done
+        };
+        Ok(events.take_while(goes_on).map(event))
+    }
+
+    /// The answer to such a request.
+    pub fn answer(&self, body: &Value) -> Result<Answer, BenchError> {
+        let begun = Instant::now();
         let (mut text, mut times, mut usage) = (String::new(), Vec::new(), Value::Null);
         let mut drafts = [0; 2];
-        for event in events {
-            let event = event.map_err(http)?;
-            if event == "[DONE]" {
-                break;
-            }
-            let mut json: Value = serde_json::from_str(&event).unwrap_or(Value::Null);
-            let piece = json.pointer("/choices/0/text").and_then(Value::as_str);
-            if piece.is_none() && json.get("usage").is_none() {
-                return Err(BenchError::Answer { answer: event });
-            }
-            if let Some(piece) = piece.filter(|piece| !piece.is_empty()) {
+        for event in self.events(body)? {
+            let mut event = event?;
+            if let Some(piece) = event.text() {
                 text += piece;
-                times.push(begun.elapsed().as_secs_f64());
+                times.push(event.came);
             }
             // llama.cpp has the same names for it.
-            if let Some(timings) = json.get("timings") {
+            if let Some(timings) = event.said.get("timings") {
                 let number = |name: &str| timings[name].as_u64().unwrap_or(0) as usize;
                 drafts = ["draft_n", "draft_n_accepted"].map(number);
             }
-            if json["usage"].is_object() {
-                usage = json["usage"].take();
+            if event.said["usage"].is_object() {
+                usage = event.said["usage"].take();
             }
         }
         let expected = body["max_tokens"].as_u64().unwrap_or(0);
@@ -226,9 +246,9 @@ impl Client {
         match (times.first(), times.last()) {
             (Some(first), Some(last)) if found == expected && expected > 1 => Ok(Answer {
                 text,
-                first_token_seconds: *first,
-                seconds_per_token: (last - first) / (expected - 1) as f64,
-                gaps: times.windows(2).map(|pair| pair[1] - pair[0]).collect(),
+                first_token_seconds: (*first - begun).as_secs_f64(),
+                seconds_per_token: (*last - *first).as_secs_f64() / (expected - 1) as f64,
+                times,
                 cached_tokens: usage
                     .pointer("/prompt_tokens_details/cached_tokens")
                     .and_then(Value::as_u64)
@@ -238,5 +258,21 @@ impl Client {
             }),
             _ => Err(BenchError::Tokens { expected, found }),
         }
+    }
+}
+
+impl Answer {
+    /// Seconds from each event to the next.
+    pub fn gaps(&self) -> impl Iterator<Item = f64> {
+        let pairs = self.times.windows(2);
+        pairs.map(|pair| (pair[1] - pair[0]).as_secs_f64())
+    }
+}
+
+impl Event {
+    /// The text that came; what is said behind an answer has none.
+    pub fn text(&self) -> Option<&str> {
+        let text = self.said.pointer("/choices/0/text")?.as_str()?;
+        (!text.is_empty()).then_some(text)
     }
 }

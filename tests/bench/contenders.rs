@@ -1,7 +1,7 @@
 //! Rings and llama.cpp's own llama-server as users have them: the same model file, as many threads, as much context, and the same requests
 //! over HTTP. Both run with their defaults, in new processes for each turn.
 //!
-//! Rings have one member here, since llama-server has one machine.
+//! Rings have one member, since llama-server has one machine, where options do not say otherwise.
 
 use std::path::PathBuf;
 
@@ -21,6 +21,15 @@ const MOST_CONTEXT: usize = 8192;
 pub enum Contender {
     Prima,
     LlamaCpp,
+}
+
+impl Contender {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Prima => "prima",
+            Self::LlamaCpp => "llama.cpp",
+        }
+    }
 }
 
 /// The same of both.

@@ -76,7 +76,6 @@ const READ: usize = 1 << 30;
 /// All models, beside the machine.
 pub struct EngineSpeeds {
     pub threads: usize,
-    pub level: &'static str,
     /// The machine's limits, a sample before each model: bytes read per second, and operations per second on bytes in registers.
     pub read: Samples,
     pub operations: Samples,
@@ -136,11 +135,9 @@ impl Pair {
 pub fn measure(effort: &Effort) -> Result<EngineSpeeds, BenchError> {
     let peer = peer::build()?;
     let threads = Compute::available_threads();
-    let level = IsaLevel::detect();
-    let pool = ThreadPool::new(threads, level)?;
+    let pool = ThreadPool::new(threads, IsaLevel::detect())?;
     let mut speeds = EngineSpeeds {
         threads,
-        level: level.name(),
         read: Samples::default(),
         operations: Samples::default(),
         models: Vec::new(),

@@ -37,6 +37,10 @@ pub enum BenchError {
     Answer { answer: String },
     #[error("the endpoint gave {found} tokens, {expected} were asked for")]
     Tokens { expected: u64, found: u64 },
+    #[error(
+        "an answer of {tokens} tokens was over before the first token of the prompt beside it: this machine takes a longer one"
+    )]
+    Outpaced { tokens: usize },
     #[error("the answer to {what} is another one with it than without")]
     Changed { what: String },
     #[error("the raw TCP ring failed")]

@@ -4,6 +4,9 @@
 //! The members are processes of this machine, of one thread each. They share its processors, and rank 0 knows that: what runs ahead fills the
 //! time of links only. Where members compute for longer than a trip spends on links, nothing runs ahead. Rings of several machines gain more
 //! (`scheduler/timed_ring.rs`). So a small model is there, too, with which links take most of the time.
+//!
+//! Code and quotations are drafted from the text itself, and of prose that is drawn few tokens are the likeliest. So what a draft model gives is
+//! seen in greedy prose: short answers, since long ones turn in circles, which are drafted from the text, too.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,8 +17,9 @@ use prima_tests::one_process::{OneProcess, end_tokens};
 
 use crate::Effort;
 use crate::client::Client;
+use crate::contenders::moby_dick;
 use crate::error::BenchError;
-use crate::speculation::{Cell, WORKLOADS, workloads};
+use crate::speculation::{Cell, Workload, repeated_code, repeated_passage};
 
 /// What drafts for all. It has the same weights as the others, so no draft is better.
 pub const DRAFT: &str = "SmolLM2-135M-Instruct-Q4_1";
@@ -30,6 +34,11 @@ const MODELS: [(&str, &str); 2] = [
 pub const MEMBERS: usize = 4;
 const CONTEXT: &str = "2048";
 const TURNS: usize = 3;
+pub const WORKLOADS: [&str; 4] = ["code edit", "quotation", "prose", "greedy prose"];
+/// The last of these: tokens of an answer, and how many parts of a book are answered in each turn.
+pub const GREEDY: usize = WORKLOADS.len() - 1;
+pub const GREEDY_TOKENS: usize = 64;
+const GREEDY_PARTS: usize = 2;
 /// Milliseconds from each member to the next.
 const DELAYS: [u64; 2] = [5, 25];
 /// The first is without speculation.
@@ -46,8 +55,6 @@ pub struct FarLinks {
     pub model: &'static str,
     pub what: &'static str,
     pub milliseconds: u64,
-    /// Of an answer.
-    tokens: usize,
     pub settings: Vec<(&'static str, [Cell; WORKLOADS.len()])>,
 }
 
@@ -69,7 +76,8 @@ fn measure_at(
 ) -> Result<FarLinks, BenchError> {
     let (model, small) = (path(name)?, path(DRAFT)?);
     let never = end_tokens(&OneProcess::open(&model, 1)?);
-    let workloads = workloads()?;
+    let book = moby_dick()?;
+    let repeated = [repeated_code(), repeated_passage(&book)];
     let profiles = vec![usual_profile(); MEMBERS];
     let mut plan = plan(&model, profiles, &["--context", CONTEXT]).plan;
     plan.spec.draft = Some(draft(&small));
@@ -85,6 +93,11 @@ fn measure_at(
     for turn in 1..=TURNS.min(effort.turns) {
         // Who begins alternates.
         settings.reverse();
+        let prose = Workload::prose(&book, turn);
+        // Other parts than those that are answered by drawn tokens.
+        let parts = (1..=GREEDY_PARTS).map(|nth| TURNS + (turn - 1) * GREEDY_PARTS + nth);
+        let greedy = parts.map(|part| Workload::greedy_prose(&book, part));
+        let greedy: Vec<Workload> = greedy.collect();
         for (setting, options, cells) in &mut settings {
             eprintln!("far links, turn {turn}: {name}, {milliseconds} ms, {setting}");
             let options = [&["--threads", "1"], *options].concat();
@@ -93,8 +106,13 @@ fn measure_at(
             let client = Client::of(ring, &never);
             client.seconds_per_token("Once upon a time", 8)?;
             let cells: &mut [Cell; WORKLOADS.len()] = cells;
-            for (workload, cell) in workloads.iter().zip(cells) {
+            let asked = repeated.iter().chain([&prose]);
+            for (workload, cell) in asked.zip(cells.iter_mut()) {
                 cell.measure(&client, workload, effort.decode, turn)?;
+            }
+            for workload in &greedy {
+                let tokens = GREEDY_TOKENS.min(effort.decode);
+                cells[GREEDY].measure(&client, workload, tokens, turn)?;
             }
         }
     }
@@ -113,7 +131,6 @@ fn measure_at(
         model: name,
         what,
         milliseconds,
-        tokens: effort.decode,
         settings,
     })
 }
@@ -155,8 +172,7 @@ impl FarLinks {
     /// The share of drafted tokens that are right if those before them are, from what passes brought when one draft came after the other.
     fn right(&self, workload: usize) -> f64 {
         let cell = &self.settings[1].1[workload];
-        // The first token comes with the prompt.
-        let tokens = cell.answers.len() * (self.tokens - 1);
+        let tokens = cell.decoded;
         let (accepted, passes) = (cell.accepted as f64, (tokens - cell.accepted) as f64);
         let draft = cell.drafted as f64 / passes;
         let brought = |right: f64| (1.0 - right.powf(draft + 1.0)) / (1.0 - right);

@@ -9,6 +9,7 @@
 //! choose these. Results are kept in a folder for each kind of machine. `--replay FILE...` measures nothing: it tells what ways of keeping experts would
 //! have found in memory, by traces of `prima-node-agent serve --routing-trace`.
 
+mod beside_prompt;
 mod chats;
 mod client;
 mod contenders;
@@ -181,7 +182,7 @@ type Section = (
     fn(&Effort) -> Result<String, BenchError>,
 );
 
-const CONVERSATIONS: [Section; 8] = [
+const CONVERSATIONS: [Section; 9] = [
     ("second-turns", true, |effort| {
         second_turn::measure(effort, &peer::build()?)
             .map(|measured| report_conversations::second_turns(&measured))
@@ -189,6 +190,10 @@ const CONVERSATIONS: [Section; 8] = [
     ("chats", true, |effort| {
         chats::measure(effort, &peer::build()?)
             .map(|measured| report_conversations::chats(&measured))
+    }),
+    ("beside-prompt", true, |effort| {
+        beside_prompt::measure(effort, &peer::build()?)
+            .map(|measured| report_conversations::beside_prompt(&measured))
     }),
     ("speculation", true, |effort| {
         speculation::measure(effort, &peer::build()?)
@@ -275,5 +280,5 @@ fn run_experts_ring() -> Result<(), BenchError> {
 }
 
 fn results() -> PathBuf {
-    report::folder(&Path::new(env!("CARGO_MANIFEST_DIR")).join("bench/results"))
+    report::folder(&Path::new(env!("CARGO_MANIFEST_DIR")).join("results"))
 }

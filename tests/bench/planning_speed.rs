@@ -30,7 +30,7 @@ pub struct PlanningSpeed {
 
 pub fn measure(turns: &Turns) -> Result<PlanningSpeed, BenchError> {
     eprintln!("planning: {MODEL} on {MACHINES} machines");
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../operator/halda/tests/paper");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../operator/halda/tests/paper");
     let read = |name: &str| {
         std::fs::read_to_string(folder.join(format!("{name}.yaml")))
             .map_err(|source| BenchError::Fixture { source })

@@ -14,6 +14,7 @@ use crate::memory_limit::UnderLimit;
 use crate::planning_speed::{MACHINES, PlanningSpeed};
 use crate::prediction::Prediction;
 use crate::ring_speed::{REQUESTS, RingSpeed};
+use prima_engine::kernels::IsaLevel;
 use prima_tests::statistics::{Samples, error_percent};
 
 /// The goals of the kernels: times llama.cpp.
@@ -42,9 +43,10 @@ pub fn title(command: &str) -> String {
     )
 }
 
-/// Where the results of this machine are kept: a folder named after its processor.
+/// Where the results of this machine are kept: a folder named after its processor, and the level of its kernels, since a virtual machine often hides
+/// which processor of a make it has.
 pub fn folder(results: &Path) -> PathBuf {
-    let name = format!("{} {} cores", processor(), cores());
+    let name = format!("{} {} cores {}", processor(), cores(), level());
     let letters = name.replace("(R)", "").replace("(TM)", "").to_lowercase();
     let words = letters.split(|letter: char| !letter.is_ascii_alphanumeric());
     let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
@@ -66,7 +68,7 @@ fn revision() -> String {
         return "an unknown commit".to_owned();
     };
     // Earlier results do not count as changes.
-    let changes = git(&["status", "--porcelain", "--", ":/", ":!bench/results"]);
+    let changes = git(&["status", "--porcelain", "--", ":/", ":!results"]);
     match changes.is_some_and(|changes| changes.is_empty()) {
         true => format!("commit {commit}"),
         false => format!("commit {commit} with changes that are not committed"),
@@ -79,12 +81,11 @@ pub fn engine(speeds: &EngineSpeeds) -> String {
     // Writing to a String cannot fail.
     let _ = write!(
         text,
-        "\n## The engine beside llama.cpp\n\nTokens per second, {} threads each, {} kernels; llama-bench and llama-batched-bench of llama-cpp-python 0.3.36, built \
+        "\n## The engine beside llama.cpp\n\nTokens per second, {} threads each; llama-bench and llama-batched-bench of llama-cpp-python 0.3.36, built \
          natively on this machine.\n\nThe machine's limits: {} GB/s of memory read, {} billion operations per second on bytes in registers. \
          The last column is the share of these that decode and prefill reach: of weights read, where caches do not hold them; of products with quantized weights.\n\n\
          | model | | engine | llama.cpp | ratio | goal | | of the limit |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n",
         speeds.threads,
-        speeds.level,
         scaled(&speeds.read, 1e9, 1),
         scaled(&speeds.operations, 1e9, 0),
     );
@@ -530,14 +531,15 @@ pub fn verdict(met: bool) -> &'static str {
     if met { "met" } else { "missed" }
 }
 
-/// Processor, cores and what else was running.
+/// Processor, cores, kernels and what else was running.
 fn machine() -> String {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     format!(
-        "{} ({}), {} cores, load average at the end {}.",
+        "{} ({}), {} cores, {} kernels, load average at the end {}.",
         processor(),
         std::env::consts::ARCH,
         cores(),
+        level(),
         load.split_whitespace().next().unwrap_or("unknown")
     )
 }
@@ -553,4 +555,9 @@ fn processor() -> String {
 
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(0, Into::into)
+}
+
+/// Of instructions, the highest that this processor has kernels for.
+fn level() -> &'static str {
+    IsaLevel::detect().name()
 }

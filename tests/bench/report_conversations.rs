@@ -2,15 +2,16 @@
 
 use std::fmt::Write;
 
+use crate::beside_prompt::{self, BesidePrompt};
 use crate::chats::{AT_ONCE, Chats};
 use crate::contenders::Contender;
 use crate::encryption::{self, Encryption};
-use crate::far_links::{self, FarLinks, ROW};
+use crate::far_links::{self, FarLinks, GREEDY, GREEDY_TOKENS, ROW};
 use crate::masks::{self, Mask};
 use crate::report::{scaled, spread, verdict};
 use crate::second_turn::SecondTurn;
 use crate::siege::{self, Siege};
-use crate::speculation::{Speculation, WORKLOADS};
+use crate::speculation::{Cell, Speculation, WORKLOADS};
 use crate::streamed_speculation::Streamed;
 use prima_tests::statistics::Samples;
 
@@ -23,7 +24,7 @@ const PROSE_GOAL: f64 = 0.97;
 
 /// Of the mean number of tokens of a pass, where weights are read for each.
 const STREAMED_GOAL: f64 = 0.9;
-/// Times the speed without speculation, of a draft model over links of so many milliseconds: one draft after the other, and ahead.
+/// Times the speed without speculation, of what a draft model drafts over links of so many milliseconds: one draft after the other, and ahead.
 const FAR_GOALS: (u64, [f64; 2]) = (5, [1.8, 2.5]);
 /// Percent of a token's time that its mask may take.
 const MASK_GOAL: f64 = 5.0;
@@ -38,8 +39,8 @@ const GROWTH_GOAL: f64 = 512.0;
 /// What holds for all sections.
 pub fn preamble(threads: usize) -> String {
     format!(
-        "\nRings of one member beside llama-server of llama-cpp-python 0.3.36, built natively on this machine, with its prompt cache: \
-         both over HTTP, with {threads} threads each, the same context, and the same tokens of a prompt.\n"
+        "\nRings, of one member where nothing else is said, beside llama-server of llama-cpp-python 0.3.36, built natively on this machine, with its \
+         prompt cache: both over HTTP, with {threads} threads each, the same context, and the same tokens of a prompt.\n"
     )
 }
 
@@ -109,18 +110,53 @@ pub fn chats(all: &[Chats]) -> String {
     text
 }
 
+pub fn beside_prompt(all: &[BesidePrompt]) -> String {
+    let mut text = format!(
+        "\n## An answer beside a long prompt\n\nWhen {} tokens of an answer have come, another request is sent: for one token, after a prompt that nobody has \
+         seen. Until that token has come: tokens per second of the answer, and the longest time from one of them to the next, in milliseconds; and \
+         how many seconds it took. Beside it the same of each alone. Without speculation.\n\n\
+         | model | | answer alone | beside the prompt | ratio | longest gap alone | beside the prompt | first token alone | beside the answer | ratio |\n\
+         | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+        beside_prompt::BEFORE
+    );
+    for one in all {
+        for setting in &one.settings {
+            let (alone, together) = (&setting.alone, &setting.together);
+            let ratio = |together: &Samples, alone: &Samples| together.median() / alone.median();
+            let _ = writeln!(
+                text,
+                "| {}, a prompt of {} tokens | {} | {} | {} | **{:.2}** | {} | {} | {} | {} | **{:.2}** |",
+                one.model,
+                one.prompt,
+                setting.name,
+                spread(&alone.decode, 1),
+                spread(&together.decode, 1),
+                ratio(&together.decode, &alone.decode),
+                scaled(&alone.longest_gap, 1e-3, 0),
+                scaled(&together.longest_gap, 1e-3, 0),
+                spread(&alone.first_token, 2),
+                spread(&together.first_token, 2),
+                ratio(&together.first_token, &alone.first_token),
+            );
+        }
+    }
+    text
+}
+
 pub fn speculation(all: &[Speculation]) -> String {
     let mut text = String::from(
         "\n## Speculation\n\nTokens per second of one request, and how many times as many as the same program without speculation. \
          Small models do not do as they are told, so a prompt has a text several times (a source file and its edit, or a passage of a book three \
-         times) and breaks off in the middle of the last; how much of the answer is the text's rest stands beside. Prose is drawn at temperature 1. A \
-         ring's answers are the same with and without.\n\n",
+         times) and breaks off in the middle of the last; how much of the answer is the text's rest stands beside, and how many of the drafted \
+         tokens were right. Prose is drawn at temperature 1, from another part of a book each time. There all settings of a program ran side by side, \
+         and a gain is that of an answer over the one of the same prompt and seed without speculation. A ring's answers are the same with and \
+         without.\n\n",
     );
     let _ = write!(text, "| model | |");
     for workload in WORKLOADS {
-        let _ = write!(text, " {workload} | gain | copied |");
+        let _ = write!(text, " {workload} | gain | copied | right |");
     }
-    let _ = writeln!(text, "\n|{}", " --- |".repeat(2 + 3 * WORKLOADS.len()));
+    let _ = writeln!(text, "\n|{}", " --- |".repeat(2 + 4 * WORKLOADS.len()));
     for one in all {
         for setting in &one.settings {
             let _ = write!(
@@ -133,9 +169,13 @@ pub fn speculation(all: &[Speculation]) -> String {
                     0 => String::new(),
                     _ => format!("{:.0} %", cell.copied.median()),
                 };
-                let gain = cell.decode.median() / off.decode.median();
-                let decode = spread(&cell.decode, 1);
-                let _ = write!(text, " {decode} | **{gain:.2}** | {copied} |");
+                let gains = cell.gains_over(off);
+                let gain = match gains.count() {
+                    1 => format!("{:.2}", gains.median()),
+                    _ => spread(&gains, 2),
+                };
+                let (decode, right) = (spread(&cell.decode, 1), right(cell));
+                let _ = write!(text, " {decode} | **{gain}** | {copied} | {right} |");
             }
             text.push('\n');
         }
@@ -152,6 +192,18 @@ pub fn speculation(all: &[Speculation]) -> String {
     text
 }
 
+/// How many of its drafted tokens were right, if there are any.
+fn right(cell: &Cell) -> String {
+    match cell.drafted {
+        0 => String::new(),
+        drafted => format!(
+            "{} of {drafted}, {:.0} %",
+            cell.accepted,
+            100.0 * cell.accepted as f64 / drafted as f64
+        ),
+    }
+}
+
 /// The least that a ring gains with a workload, where its answers count, beside the goal.
 fn least_gain(all: &[Speculation], workload: usize) -> String {
     let gains = all.iter().flat_map(|one| {
@@ -161,7 +213,7 @@ fn least_gain(all: &[Speculation], workload: usize) -> String {
         let rings = rings.filter(|setting| setting.contender == Contender::Prima);
         rings.skip(1).filter_map(move |ring| {
             let cell = &ring.cells[workload];
-            let gain = cell.decode.median() / off.decode.median();
+            let gain = cell.gains_over(off).median();
             match cell.copied.count() {
                 0 => Some((gain, PROSE_GOAL)),
                 _ => (cell.copied.median() >= 50.0).then_some((gain, COPY_GOAL)),
@@ -214,17 +266,19 @@ pub fn streamed_speculation(all: Option<&[Streamed]>) -> String {
 
 pub fn far_links(all: &[FarLinks]) -> String {
     let mut text = format!(
-        "\n## Drafts that run ahead\n\nThe prompts of `speculation.md` with a draft model, in rings of {} members, of one thread each, whose links take time. \
+        "\n## Drafts that run ahead\n\nThe prompts of `speculation.md` with a draft model, in rings of {} members, of one thread each, whose links take time; \
+         and greedy prose, the {GREEDY_TOKENS} likeliest tokens after other parts of the book: there the goals are judged, since the draft model drafts. \
          Tokens per second of one request, and how many times as many as without speculation; beside it what it would be by a formula on machines \
          of their own where a row costs {ROW} of a pass, and how many of the drafted tokens were right. Drafts of code and quotations come from the \
          text and take no time, those of prose from the draft model. \
          Answers are the same.\n\n| model | each link | |",
         far_links::MEMBERS
     );
-    for workload in WORKLOADS {
+    for workload in far_links::WORKLOADS {
         let _ = write!(text, " {workload} | gain | formula | right |");
     }
-    let _ = writeln!(text, "\n|{}", " --- |".repeat(3 + 4 * WORKLOADS.len()));
+    let columns = 3 + 4 * far_links::WORKLOADS.len();
+    let _ = writeln!(text, "\n|{}", " --- |".repeat(columns));
     for one in all {
         let guess = seconds_of_a_guess(all, one.milliseconds);
         for (nth, (name, cells)) in one.settings.iter().enumerate() {
@@ -243,15 +297,12 @@ pub fn far_links(all: &[FarLinks]) -> String {
                 let expected = nth
                     .checked_sub(1)
                     .map(|form| format!("{:.2}", one.expected(workload, guess)[form]));
-                let right = match cell.drafted {
-                    0 => String::new(),
-                    drafted => format!("{:.0} %", 100.0 * cell.accepted as f64 / drafted as f64),
-                };
                 let _ = write!(
                     text,
-                    " {} | **{gain:.2}** | {} | {right} |",
+                    " {} | **{gain:.2}** | {} | {} |",
                     spread(&cell.decode, 1),
                     expected.unwrap_or_default(),
+                    right(cell)
                 );
             }
             text.push('\n');
@@ -260,18 +311,15 @@ pub fn far_links(all: &[FarLinks]) -> String {
     let (milliseconds, goals) = FAR_GOALS;
     for one in all.iter().filter(|one| one.milliseconds == milliseconds) {
         // The first is without speculation.
+        let off = &one.settings[0].1[GREEDY];
         for ((name, cells), goal) in one.settings.iter().skip(1).zip(goals) {
-            let _ = write!(
+            let gain = cells[GREEDY].decode.median() / off.decode.median();
+            let _ = writeln!(
                 text,
-                "\nGoal of {name}, {}, {milliseconds} ms: {goal} times as fast.",
-                one.model
+                "\nGoal of {name}, {}, {milliseconds} ms: greedy prose {goal} times as fast. {gain:.2}, {}.",
+                one.model,
+                verdict(gain >= goal)
             );
-            for ((cell, off), workload) in cells.iter().zip(&one.settings[0].1).zip(WORKLOADS) {
-                let gain = cell.decode.median() / off.decode.median();
-                let met = verdict(gain >= goal);
-                let _ = write!(text, " {workload}: {gain:.2}, {met}.");
-            }
-            text.push('\n');
         }
     }
     text

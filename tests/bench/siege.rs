@@ -2,9 +2,9 @@
 //! next, with and without the siege, on the same ring.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::OnceLock;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use prima_engine::Compute;
 use prima_node_agent::idle_thread::only_when_idle;
@@ -99,29 +99,34 @@ fn besiege(address: SocketAddr, bodies: &[(&'static str, String)]) {
     });
 }
 
-/// Streams answers for as long as `meanwhile` takes, and returns the time between tokens.
+/// Streams answers for as long as `meanwhile` takes, and returns the time between tokens. Only tokens of that time count: answers that are under
+/// way at its end still come, in peace.
 fn streams(client: &Client, meanwhile: impl FnOnce()) -> Result<Samples, BenchError> {
-    let over = AtomicBool::new(false);
+    let over: OnceLock<Instant> = OnceLock::new();
     thread::scope(|threads| {
         let streaming: Vec<_> = (0..STREAMS)
             .map(|number| {
                 let over = &over;
                 threads.spawn(move || {
-                    let mut gaps = Vec::new();
-                    while !over.load(Ordering::Relaxed) {
+                    let mut times = Vec::new();
+                    while over.get().is_none() {
                         let prompt = format!("Story number {number}: once upon a time");
-                        gaps.extend(client.answer(&client.request(prompt, TOKENS))?.gaps);
+                        times.push(client.answer(&client.request(prompt, TOKENS))?.times);
                     }
-                    Ok::<_, BenchError>(gaps)
+                    Ok::<_, BenchError>(times)
                 })
             })
             .collect();
         meanwhile();
-        over.store(true, Ordering::Relaxed);
-        let gaps = streaming
-            .into_iter()
-            .map(|one| one.join().expect("a client that does not panic"));
-        let gaps: Vec<Vec<f64>> = gaps.collect::<Result<_, _>>()?;
-        Ok(gaps.into_iter().flatten().collect())
+        let end = *over.get_or_init(Instant::now);
+        let mut gaps = Samples::default();
+        for one in streaming {
+            let answers = one.join().expect("a client that does not panic")?;
+            let pairs = answers.iter().flat_map(|times| times.windows(2));
+            for pair in pairs.filter(|pair| pair[0] < end) {
+                gaps.push((pair[1] - pair[0]).as_secs_f64());
+            }
+        }
+        Ok(gaps)
     })
 }

@@ -3,7 +3,10 @@
 //! Small models do not do as they are told. So that an answer repeats what stands in its prompt, the prompt has a text several times, and
 //! breaks off in the middle of the last time: the likeliest continuation is the rest. Code and its edit are there once each, a passage of a
 //! book three times, for small models seldom go on quoting what they saw once. In prose nothing repeats, and speculation must not
-//! cost. There tokens are drawn (temperature 1, a seed for each turn): the likeliest ones alone would soon turn in circles.
+//! cost. There tokens are drawn (temperature 1, a seed for each answer): the likeliest ones alone would soon turn in circles.
+//!
+//! What prose costs is less than what a machine's speed changes by from one minute to the next. So all settings of a program are there at the
+//! same time, and answer in turn; each answer is compared with the one of the same prompt and seed without speculation.
 
 use prima_tests::assets;
 use serde_json::json;
@@ -43,6 +46,9 @@ const SUBJECTS: [Subject; 3] = [
 
 /// Turns of llama-server, at most: it is there to be compared with, and takes longer.
 const PEER_TURNS: usize = 3;
+/// Turns of prose, each with new processes, and answers of a turn. Single ones differ by more than what is looked for.
+const PROSE_TURNS: usize = 3;
+const PROSE_ANSWERS: usize = 8;
 
 /// Part of this program's own source, and an edit of it.
 const SOURCE: &str = include_str!("../src/statistics.rs");
@@ -111,6 +117,8 @@ pub struct Workload {
     prompt: String,
     /// The rest of the text that breaks off; none in prose.
     rest: Option<String>,
+    /// Tokens are drawn, not the likeliest.
+    drawn: bool,
 }
 
 /// One model.
@@ -132,8 +140,12 @@ pub struct Measured {
 pub struct Cell {
     /// Tokens per second of one request, from its first token on.
     pub decode: Samples,
+    /// How many times as fast each answer came as without speculation; only where both ran side by side.
+    gains: Samples,
     /// Percent of the answer that are the text's rest; none in prose.
     pub copied: Samples,
+    /// Tokens of all answers, but for the first of each, which comes with its prompt.
+    pub decoded: usize,
     /// Tokens of drafts, and those of them that were right, of all turns.
     pub drafted: usize,
     pub accepted: usize,
@@ -142,12 +154,14 @@ pub struct Cell {
 }
 
 pub const WORKLOADS: [&str; 3] = ["code edit", "quotation", "prose"];
+/// The last of these.
+const PROSE: usize = WORKLOADS.len() - 1;
 
 pub fn measure(effort: &Effort, peer: &Programs) -> Result<Vec<Speculation>, BenchError> {
-    let workloads = workloads()?;
+    let book = moby_dick()?;
     SUBJECTS
         .iter()
-        .map(|subject| measure_model(effort, peer, subject, &workloads))
+        .map(|subject| measure_model(effort, peer, subject, &book))
         .collect()
 }
 
@@ -155,10 +169,11 @@ fn measure_model(
     effort: &Effort,
     peer: &Programs,
     subject: &Subject,
-    workloads: &[Workload; WORKLOADS.len()],
+    book: &str,
 ) -> Result<Speculation, BenchError> {
     let model = subject.model;
     let contenders = Contenders::open(model, peer)?;
+    let repeated = [repeated_code(), repeated_passage(book)];
     let mut settings = settings(subject)?;
     for turn in 1..=subject.turns.min(effort.turns) {
         // Who begins alternates.
@@ -168,14 +183,19 @@ fn measure_model(
                 continue;
             }
             eprintln!("speculation, turn {turn}: {model}, {}", setting.name);
-            let options: Vec<&str> = setting.options.iter().map(String::as_str).collect();
-            let client = contenders.start(setting.contender, &options)?;
-            for (workload, cell) in workloads.iter().zip(&mut setting.cells) {
+            let client = setting.start(&contenders)?;
+            for (workload, cell) in repeated.iter().zip(&mut setting.cells) {
                 cell.measure(&client, workload, effort.decode, turn)?;
             }
         }
     }
     settings.sort_by_key(|setting| SETTINGS.iter().position(|one| one.name == setting.name));
+    for contender in [Contender::Prima, Contender::LlamaCpp] {
+        eprintln!("speculation, prose: {model}, {}", contender.name());
+        let own = settings.iter_mut();
+        let own = own.filter(|setting| setting.contender == contender);
+        measure_prose(effort, &contenders, own.collect(), book)?;
+    }
     let rings = settings
         .iter()
         .filter(|setting| setting.contender == Contender::Prima);
@@ -192,6 +212,37 @@ fn measure_model(
     })
 }
 
+/// Of all settings of one contender, of which the first is without speculation.
+fn measure_prose(
+    effort: &Effort,
+    contenders: &Contenders<'_>,
+    mut settings: Vec<&mut Measured>,
+    book: &str,
+) -> Result<(), BenchError> {
+    for turn in 0..PROSE_TURNS.min(effort.turns) {
+        let clients = settings.iter().map(|setting| setting.start(contenders));
+        let clients: Vec<Client> = clients.collect::<Result<_, _>>()?;
+        for answer in 1..=PROSE_ANSWERS {
+            let seed = turn * PROSE_ANSWERS + answer;
+            let workload = Workload::prose(book, seed);
+            let mut order: Vec<usize> = (0..settings.len()).collect();
+            // Who begins alternates.
+            if seed.is_multiple_of(2) {
+                order.reverse();
+            }
+            let mut speeds = vec![f64::NAN; settings.len()];
+            for place in order {
+                let (client, cell) = (&clients[place], &mut settings[place].cells[PROSE]);
+                speeds[place] = cell.measure(client, &workload, effort.decode, seed)?;
+            }
+            for (setting, speed) in settings.iter_mut().zip(&speeds).skip(1) {
+                setting.cells[PROSE].gains.push(speed / speeds[0]);
+            }
+        }
+    }
+    Ok(())
+}
+
 impl Speculation {
     /// The cells of a contender without speculation.
     pub fn off(&self, contender: Contender) -> &[Cell; WORKLOADS.len()] {
@@ -201,21 +252,31 @@ impl Speculation {
     }
 }
 
+impl Measured {
+    fn start(&self, contenders: &Contenders<'_>) -> Result<Client, BenchError> {
+        let options: Vec<&str> = self.options.iter().map(String::as_str).collect();
+        contenders.start(self.contender, &options)
+    }
+}
+
 impl Cell {
+    /// One answer. Returns its tokens per second, as they are kept, too.
     pub fn measure(
         &mut self,
         client: &Client,
         workload: &Workload,
         tokens: usize,
-        turn: usize,
-    ) -> Result<(), BenchError> {
+        seed: usize,
+    ) -> Result<f64, BenchError> {
         let mut body = client.request(workload.prompt.as_str(), tokens);
-        if workload.rest.is_none() {
+        if workload.drawn {
             body["temperature"] = json!(1);
-            body["seed"] = json!(turn);
+            body["seed"] = json!(seed);
         }
         let answer = client.answer(&body)?;
-        self.decode.push(1.0 / answer.seconds_per_token);
+        let speed = 1.0 / answer.seconds_per_token;
+        self.decode.push(speed);
+        self.decoded += tokens - 1;
         self.drafted += answer.drafted;
         self.accepted += answer.accepted;
         if let Some(rest) = &workload.rest {
@@ -228,7 +289,15 @@ impl Cell {
             self.copied.push(100.0 * share);
         }
         self.answers.push(answer.text);
-        Ok(())
+        Ok(speed)
+    }
+
+    /// How many times as fast tokens come as in `off`, by each answer where both ran side by side.
+    pub fn gains_over(&self, off: &Cell) -> Samples {
+        match self.gains.count() {
+            0 => Samples::from_iter([self.decode.median() / off.decode.median()]),
+            _ => self.gains.clone(),
+        }
     }
 }
 
@@ -264,6 +333,12 @@ pub fn repeated_code() -> Workload {
     Workload::breaks_off(&format!("{source}{between}"), &edited)
 }
 
+/// A passage of a book that stands there three times, and breaks off in the last.
+pub fn repeated_passage(book: &str) -> Workload {
+    let passage = part(&unbroken(book), 0);
+    Workload::breaks_off(&format!("{passage}\n\n").repeat(2), &passage)
+}
+
 impl Workload {
     /// Behind a whole word: models take its part for something else.
     fn breaks_off(before: &str, last: &str) -> Self {
@@ -274,6 +349,24 @@ impl Workload {
         Self {
             prompt: format!("{before}{begun}"),
             rest: Some(rest.to_owned()),
+            drawn: false,
+        }
+    }
+
+    /// A part of a book, from 1 on: the first stands in another prompt.
+    pub fn prose(book: &str, number: usize) -> Self {
+        Self {
+            prompt: part(book, number),
+            rest: None,
+            drawn: true,
+        }
+    }
+
+    /// The same, by the likeliest tokens.
+    pub fn greedy_prose(book: &str, number: usize) -> Self {
+        Self {
+            drawn: false,
+            ..Self::prose(book, number)
         }
     }
 
@@ -291,19 +384,4 @@ fn unbroken(text: &str) -> String {
 
 fn part(text: &str, number: usize) -> String {
     text.chars().skip(number * TEXT).take(TEXT).collect()
-}
-
-/// As in [`WORKLOADS`].
-pub fn workloads() -> Result<[Workload; WORKLOADS.len()], BenchError> {
-    let book = moby_dick()?;
-    let passage = part(&unbroken(&book), 0);
-    Ok([
-        repeated_code(),
-        Workload::breaks_off(&format!("{passage}\n\n").repeat(2), &passage),
-        Workload {
-            // One that nothing is known of from the prompts before.
-            prompt: part(&book, 1),
-            rest: None,
-        },
-    ])
 }

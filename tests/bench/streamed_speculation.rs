@@ -30,7 +30,7 @@ struct Subject {
     peer: bool,
 }
 
-/// The second has random weights, whose answers turn in circles: then drafts are right for that reason.
+/// The second has random weights, whose answers turn in circles after a while: then drafts are right for that reason.
 const SUBJECTS: [Subject; 2] = [
     Subject {
         model: "TinyLlama-1.1B-Chat-Q4_K_M",
@@ -43,7 +43,7 @@ const SUBJECTS: [Subject; 2] = [
         model: "shape-8b-Q4_K_M",
         megabytes: 2560,
         turns: 3,
-        tokens: 48,
+        tokens: 128,
         peer: false,
     },
 ];

@@ -7,10 +7,11 @@
 #   build.sh nodes         what a cluster has beside that: kubelet, kube-proxy, kube-scheduler, CoreDNS
 set -euo pipefail
 cd "$(dirname "$0")"
+. ../once.sh
 
 group=$1
 cache=${PRIMA_CACHE:-$HOME/.cache/prima}/control-plane
-version=$group-$(find . -type f | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c 1-16)
+version=$group-$(contents)
 
 case $group in
     api-server)
@@ -22,21 +23,13 @@ case $group in
 esac
 
 main() {
-    mkdir -p "$cache"
-    # Whoever comes second waits, and finds the work done.
-    exec 9> "$cache/lock"
-    flock 9
-    if [ ! -d "$cache/$version" ]; then
-        command -v go > /dev/null || { echo "the tests' Kubernetes is built from its source: install Go 1.26" >&2; exit 1; }
-        rm -rf "$cache/unfinished"
-        build "$cache/unfinished/bin"
-        mv "$cache/unfinished" "$cache/$version"
-    fi
+    once "$cache/$version" build
     echo "$cache/$version/bin"
 }
 
 # build FOLDER
 build() {
+    command -v go > /dev/null || { echo "the tests' Kubernetes is built from its source: install Go 1.26" >&2; exit 1; }
     # A server that was not told its version calls itself v0.0.0, and Helm refuses charts on it.
     local kubernetes version_package=k8s.io/component-base/version major minor
     kubernetes=$(go list -m -f '{{.Version}}' k8s.io/kubernetes)
@@ -46,10 +39,10 @@ build() {
     echo "building the tests' Kubernetes $kubernetes: $group (once, takes some minutes)" >&2
     # All of it with cgo, as SQLite in kine takes it: what they share is compiled once. The compiler is told to collect its garbage
     # less often and to leave out what debuggers want. It says how far it is, since these are thousands of packages.
-    CGO_ENABLED=1 CGO_CFLAGS=-O1 GOGC=400 GOBIN=$1 \
+    CGO_ENABLED=1 CGO_CFLAGS=-O1 GOGC=400 GOBIN=$1/bin \
         go install -v -trimpath -gcflags=all=-dwarf=false -ldflags "$flags" "${packages[@]}" 2>&1 |
         awk '/^[[:alnum:]_.\/~-]+$/ { if (++packages % 250 == 0) print "  " packages " packages compiled"; fflush(); next } { print }' >&2
-    [ "$group" != api-server ] || mv "$1/server" "$1/etcd"
+    [ "$group" != api-server ] || mv "$1/bin/server" "$1/bin/etcd"
 }
 
 main

@@ -20,7 +20,7 @@ impl Engine {
     pub fn open(path: &Path, gpu: Option<&Gpu>) -> Result<Engine, EngineError> {
         let model = Model::open(path)?;
         Engine::of(match gpu {
-            Some(gpu) => WholeModel::open_on(gpu, model)?,
+            Some(gpu) => WholeModel::open_on(gpu, model, 0)?,
             None => WholeModel::open(model)?,
         })
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use prima_crds::error_chain;
-use prima_engine::{EngineError, LayerDevices, LayerWindow};
+use prima_engine::{EngineError, KvPositions, LayerDevices, LayerWindow};
 
 use crate::engine::Engine;
 use crate::error::CheckError;
@@ -21,8 +21,11 @@ pub fn check(machine: &Machine, model: &Path) -> Result<String, CheckError> {
     let tokens = engine.tokens(40);
     let before = engine.last_logits(&tokens)?;
     let with_room = |bytes: u64| {
-        let positions = bytes / engine.position_bytes();
-        engine.window(&all.clone().with_kv_positions(positions as usize))
+        let positions = (bytes / engine.position_bytes()) as usize;
+        engine.window(&all.clone().with_kv_positions(KvPositions {
+            full: positions,
+            windowed: positions,
+        }))
     };
 
     let refusal = named(with_room(4 * total), 4 * total, total)?;

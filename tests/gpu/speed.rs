@@ -1,6 +1,10 @@
 //! How fast the engine is on the GPU and on the processor, taking turns in this process.
 
+use std::ops::Range;
+use std::time::Duration;
+
 use prima_crds::v1alpha1::ring_plan::CHUNK_POSITIONS;
+use prima_engine::Timeline;
 use prima_tests::statistics::Samples;
 
 use crate::Finding;
@@ -38,8 +42,10 @@ pub struct Rates {
 pub struct Speed {
     pub processor: Rates,
     pub gpu: Rates,
-    /// Of prompts on the GPU whose weights are copied there for each piece, as rings send them.
+    /// Of prompts on the GPU whose weights are copied there for each piece of the usual size.
     pub copied: f64,
+    /// What went on side by side in one of them.
+    pub timeline: Timeline,
     /// What the two were measured with.
     pub tokens: [Tokens; 2],
 }
@@ -53,7 +59,21 @@ impl Finding for Rates {
 
 impl Finding for Speed {
     fn told(&self) -> String {
-        self.gpu.told()
+        let milliseconds = |spans: &[Range<Duration>]| {
+            let all = spans.iter().map(|span| span.end - span.start);
+            all.sum::<Duration>().as_millis()
+        };
+        let timeline = &self.timeline;
+        format!(
+            "{}; of a prompt whose weights were copied, pieces took {} ms to be filled ({} ms of it beside kernels) and {} ms to be copied ({} ms), \
+             kernels {} ms",
+            self.gpu.told(),
+            milliseconds(&timeline.filled),
+            timeline.filled_while_computing().as_millis(),
+            milliseconds(&timeline.copied),
+            timeline.copied_while_computing().as_millis(),
+            milliseconds(&timeline.computed),
+        )
     }
 }
 
@@ -84,7 +104,11 @@ pub fn measure(machine: &Machine, model: &Model) -> Result<Speed, CheckError> {
         gpu_turns.push(turn(&gpu, on_gpu)?);
         copied_turns.push(copying.prefill_in(CHUNK_POSITIONS, on_gpu.prefill)?);
     }
+    machine.gpu.start_timeline()?;
+    copying.prefill_in(CHUNK_POSITIONS, on_gpu.prefill)?;
+    let timeline = machine.gpu.end_timeline()?;
     Ok(Speed {
+        timeline,
         processor: medians(&processor_turns),
         gpu: medians(&gpu_turns),
         copied: copied_turns.into_iter().collect::<Samples>().median(),

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Puts programs for QEMU to run as other processors would into target/processors:
+# build.sh PACKAGE...: puts programs for QEMU to run as other processors would into target/processors:
 #
-#   x86_64/   kernels, families_at_every_level, streamed_weights  tests of the kernels and of the engine, as cargo built them for this machine
-#   aarch64/  the same                                            for arm64
-#             prima, prima-node-agent                             the programs
-#             libraries                                           what QEMU gives them as their root
+#   prima-kernels     x86_64/ and aarch64/  kernels                                    its tests, as cargo built them for this machine, and for arm64
+#   prima-engine      x86_64/ and aarch64/  families_at_every_level, streamed_weights  the same
+#   prima             aarch64/              prima                                      the program
+#   prima-node-agent  aarch64/              prima-node-agent                           the same
+#                     aarch64/              libraries                                  what QEMU gives them as their root
+#                                           built                                      where there is all that was asked for
 #
 # arm64 is compiled by Debian's cross compiler in a root of its own (once, 1.5 GB in the cache): the toolchain of this machine
 # need not have that target, and the Rust of Debian's releases is too old. Takes root, mmdebstrap, what
@@ -17,12 +19,40 @@ cache=${PRIMA_CACHE:-$HOME/.cache/prima}/arm64
 # A newer Rust may be asked for.
 version=$(grep -h ^rust-version Cargo.toml | cat - tests/processors/build.sh | sha256sum | cut -c 1-16)
 target=aarch64-unknown-linux-gnu
-programs=$PWD/target/processors
-tests=(kernels families_at_every_level streamed_weights)
+folder=$PWD/target/processors
 
 main() {
-    mkdir -p "$cache" "$programs"/{x86_64,aarch64}
-    # Whoever comes second waits, and finds the work done.
+    mkdir -p "$cache" "$folder"/{x86_64,aarch64}
+    if [ "$*" = root ]; then
+        ensure_root
+        echo "$cache/$version"
+        return
+    fi
+    rm -f "$folder/built"
+    local package tests=() programs=() built
+    for package in "${@:?expected root, or packages}"; do
+        case $package in
+        prima-kernels) tests+=(kernels) ;;
+        prima-engine) tests+=(families_at_every_level streamed_weights) ;;
+        prima | prima-node-agent) programs+=("$package") ;;
+        *) echo "expected prima-kernels, prima-engine, prima or prima-node-agent, found $package" >&2 && exit 1 ;;
+        esac
+    done
+    ensure_root
+    if [ ${#tests[@]} -gt 0 ]; then
+        built=$(cargo build --workspace --bins --tests --locked --message-format=json)
+        link x86_64 "${tests[@]}" <<< "$built"
+    fi
+    # All packages are named, whatever is built of them: so their features are always the same, and nothing is compiled twice.
+    built=$(in_root cargo build --locked --offline --message-format=json --target "$target" -p prima-kernels -p prima-engine \
+        -p prima -p prima-node-agent "${tests[@]/#/--test=}" "${programs[@]/#/--bin=}")
+    link aarch64 "${tests[@]}" "${programs[@]}" <<< "$built"
+    ln -sfn "$cache/$version" "$folder/aarch64/libraries"
+    touch "$folder/built"
+}
+
+# Makes the root unless it is there. Until this script ends, others wait for it: whoever comes second finds the work done.
+ensure_root() {
     exec 9> "$cache/lock"
     flock 9
     if [ ! -d "$cache/$version" ]; then
@@ -32,20 +62,6 @@ main() {
         make_root "$cache/unfinished"
         mv "$cache/unfinished" "$cache/$version"
     fi
-    if [ "${1:-}" = root ]; then
-        echo "$cache/$version"
-        return
-    fi
-
-    local built
-    built=$(cargo build --workspace --bins --tests --locked --message-format=json)
-    link x86_64 "${tests[@]}" <<< "$built"
-
-    # In one command, so that their features are the same and nothing is compiled twice.
-    built=$(in_root cargo build --locked --offline --message-format=json --target "$target" -p prima-kernels -p prima-engine \
-        -p prima -p prima-node-agent --bins "${tests[@]/#/--test=}")
-    link aarch64 "${tests[@]}" prima prima-node-agent <<< "$built"
-    ln -sfn "$cache/$version" "$programs/aarch64/libraries"
 }
 
 # make_root FOLDER: Debian's unstable release, whose Release file may be some days old on a mirror.
@@ -58,7 +74,7 @@ make_root() {
 
 # link ARCHITECTURE NAME...: the one program of each name in cargo's messages.
 link() {
-    local folder=$programs/$1 name executable
+    local architecture=$1 name executable
     shift
     python3 -c '
 import json, sys
@@ -67,7 +83,7 @@ for name in sys.argv[1:]:
     [one] = [m["executable"] for m in messages if m.get("executable") and m["target"]["name"] == name]
     print(name, one)
 ' "$@" | while read -r name executable; do
-        ln -sf "${executable/#\/source\//$PWD/}" "$folder/$name"
+        ln -sf "${executable/#\/source\//$PWD/}" "$folder/$architecture/$name"
     done
 }
 

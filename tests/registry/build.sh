@@ -3,23 +3,21 @@
 # built from. The last line that it prints is that folder.
 set -euo pipefail
 cd "$(dirname "$0")"
+. ../once.sh
 
 cache=${PRIMA_CACHE:-$HOME/.cache/prima}/registry
-version=$(find . -type f | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c 1-16)
+version=$(contents)
 
 main() {
-    mkdir -p "$cache"
-    # Whoever comes second waits, and finds the work done.
-    exec 9> "$cache/lock"
-    flock 9
-    if [ ! -d "$cache/$version" ]; then
-        command -v go > /dev/null || { echo "the tests' registry is built from its source: install Go 1.26" >&2; exit 1; }
-        echo "building the tests' registry (once, 2 CPU minutes)" >&2
-        rm -rf "$cache/unfinished"
-        CGO_ENABLED=0 GOGC=400 GOBIN=$cache/unfinished/bin go install -trimpath -gcflags=all=-dwarf=false -ldflags "-s -w" . >&2
-        mv "$cache/unfinished" "$cache/$version"
-    fi
+    once "$cache/$version" build
     echo "$cache/$version/bin"
+}
+
+# build FOLDER
+build() {
+    command -v go > /dev/null || { echo "the tests' registry is built from its source: install Go 1.26" >&2; exit 1; }
+    echo "building the tests' registry (once, 2 CPU minutes)" >&2
+    CGO_ENABLED=0 GOGC=400 GOBIN=$1/bin go install -trimpath -gcflags=all=-dwarf=false -ldflags "-s -w" . >&2
 }
 
 main

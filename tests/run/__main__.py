@@ -12,10 +12,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import fcntl
 import fnmatch
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,21 +32,28 @@ from inputs import ROOT, Suite
 # Features that we do not need, such as updating itself, are a good part of its build.
 NEXTEST = ["0.9.114", "--no-default-features", "--features", "default-no-update"]
 JUNIT = ROOT / "target" / "nextest" / "default" / "junit.xml"
-# Its programs are compiled for other processors, too.
-EMULATED = "prima-tests::processors_emulated"
 # What cargo makes a test program of.
 KINDS = ("lib", "bin", "test")
+# The suite that runs kernels on other processors, and their levels there.
+EMULATED = "prima-tests::processors_kernels"
 EMULATED_LEVELS = {"sse4.1", "avx2", "neon", "neon-dotprod", "neon-i8mm"}
-# Tests of a suite that cannot run where a need is not met, though the others can.
+# Programs for other processors, what was said while they were built, and what is locked meanwhile (tests/src/emulated.rs).
+PROCESSORS = ROOT / "target" / "processors"
+# Tests of a suite that cannot run where a need is not met, though the others can; none() where its tests do less then.
 PARTS = {
     "prima-weights::suite": ("small-disk", "test(/^no_room::/)"),
     "prima-tests::monitoring": ("memory-groups", "test(=memory_pressure_raises_an_alert)"),
     "prima-tests::api_server_chart": ("chart-before", "test(=an_upgrade_from_the_chart_before_keeps_models)"),
+    "prima-tests::cluster_prima": ("pods-before", "none()"),
     "prima-tests::images_archive": ("root-file-systems", "test(=a_root_file_system_runs_the_programs)"),
     "prima-tests::local_ring_lent": ("networks", "(test(=machines_of_two_networks_make_a_ring) | test(=a_machine_that_is_cut_off_is_noticed_soon))"),
     "prima-engine::gpu_layers": ("vulkan", "all()"),
-    "prima-node-agent": ("vulkan", "test(=profile::gpu::tests::everything_of_a_gpu_is_measured)"),
-    EMULATED: ("large-pages", "(test(=a_raspberry_pi_5_has_large_pages) | test(=weights_stream_on_a_raspberry_pi_5))"),
+    "prima-node-agent": (
+        "vulkan",
+        "(test(=profile::gpu::tests::everything_of_a_gpu_is_measured) | test(=decode::draft_model::tests::a_gpu_guesses_as_a_processor_does))",
+    ),
+    "prima-tests::processors_kernels": ("large-pages", "test(=weights_stream_on_a_raspberry_pi_5)"),
+    "prima-tests::processors_rings": ("large-pages", "test(=a_raspberry_pi_5_has_large_pages)"),
 }
 # What no machine of ours runs in these tests.
 ELSEWHERE = [
@@ -53,12 +62,12 @@ ELSEWHERE = [
     "the CUDA build: `make check-cuda` compiles it, which takes 2 GB to download and 14 CPU minutes",
     "compiling for both processors in a container (images/build.sh, compile.sh): it takes a container engine and a registry of images to build on; root "
     "file systems, how the archive is put together, nodes that run what is in it, and releases to a registry are tested (images_archive, cluster_prima, "
-    "images_registry)",
+    "processors_images, images_registry)",
     "programs of the profiles release and dist: the tests run what the profile dev compiles (`make run` and `make bench` run the others)",
     "the fuzz targets: `make fuzz`; the tests run the corpus of headers",
     "more than four random sequences of faults, and any on a cluster: `make faults`, `make faults CLUSTER=1`",
     "a thousand requests over upgrades and drains: `make faults CLUSTER=1 LOAD=1000`; one client asks over an upgrade and a drain here (cluster_prima)",
-    "tests of kernels under QEMU that compute much: smaller ones of the same kind run there (tests/tests/processors_emulated.rs, SLOW)",
+    "tests of kernels under QEMU that compute much: smaller ones of the same kind run there (tests/tests/processors_kernels.rs, SLOW)",
 ]
 
 
@@ -78,6 +87,8 @@ class Plan:
 
 def main() -> int:
     wanted = sys.argv[1:]
+    # What was started ends with this, then, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     spent, plan, results, status = costs.Costs(), Plan(), [], 1
     try:
         packages = inputs.Package.all()
@@ -91,7 +102,7 @@ def main() -> int:
         if plan.run:
             with spent.phase("cargo-nextest"):
                 tools = output("tests/tool.sh", "cargo-nextest", *NEXTEST)
-            with spent.phase("suites"):
+            with spent.phase("suites") as phase, building_for_arm64(plan, phase):
                 status, results = run_suites(plan, tools)
             remember(plan, results)
         else:
@@ -168,10 +179,6 @@ def decide(suites: list[Suite], digests: inputs.Digests, wanted: list[str], spen
                 plan.unchanged.append(f"{suite.id} ({known['tests']} tests, {known['when']})")
             continue
         plan.run.append(suite)
-    if any(suite.id == EMULATED for suite in plan.run):
-        with spent.phase("build for arm64"):
-            run("cargo", "fetch", "--locked")
-            run("tests/processors/build.sh")
     return plan
 
 
@@ -179,35 +186,80 @@ def is_called(suite: Suite, pattern: str) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for name in (suite.id, suite.name, suite.target))
 
 
+@contextlib.contextmanager
+def building_for_arm64(plan: Plan, phase: costs.Phase) -> Iterator[None]:
+    """Compiles for arm64 what suites run there, beside others; those that need it wait for it, and fail with its log if it fails."""
+    packages = sorted({package for suite in plan.run for package in suite.listed("sources")})
+    if not packages:
+        yield
+        return
+    run("cargo", "fetch", "--locked")
+    PROCESSORS.mkdir(parents=True, exist_ok=True)
+    with open(PROCESSORS / "lock", "w") as lock, open(PROCESSORS / "log", "w") as log:
+        # As its input, the lock is the script's, too, until that has ended.
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("waiting for another run that compiles for arm64", file=sys.stderr)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        script = ["nice", "-n", "10", "tests/processors/build.sh", *packages]
+        # Not in a session of its own: there its priority would count for nothing beside the tests'.
+        building = subprocess.Popen(script, cwd=ROOT, stdin=lock, stdout=log, stderr=log, process_group=0)
+    try:
+        yield
+    finally:
+        before = costs.cpu_seconds()
+        # Only a run that was cancelled did not wait for it.
+        if building.poll() is None:
+            os.killpg(building.pid, signal.SIGTERM)
+        building.wait()
+        phase.remark = f"{costs.minutes(costs.cpu_seconds() - before)} CPU minutes of it compiled for arm64"
+
+
 def run_suites(plan: Plan, tools: str) -> tuple[int, list[costs.SuiteResult]]:
-    """nextest, which is in the folder `tools`, runs them, each build's by itself; all of them even if some fail."""
+    """nextest, which is in the folder `tools`, runs them, each build's by itself; all of them even if some fail. Tests that did not run failed."""
     status, results = 0, []
-    for build, options in enumerate(inputs.BUILDS):
-        chosen = [suite for suite in plan.run if suite.build == build]
-        if not chosen:
-            continue
-        filters = " + ".join(f"binary_id(={suite.id})" for suite in chosen)
-        filters = f"({filters})" + "".join(f" - {plan.filters[suite.id]}" for suite in chosen if suite.id in plan.filters)
+    variables = os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+    # Kernels that a driver of Vulkan has compiled stay where assets stay: compiling them takes minutes.
+    variables.setdefault("MESA_SHADER_CACHE_DIR", str(inputs.CACHE / "vulkan"))
+    chosen = {build: selection(plan, build) for build in sorted({suite.build for suite in plan.run})}
+    expected = {build: count_tests(chosen[build], variables) for build in chosen}
+    for build in chosen:
         JUNIT.unlink(missing_ok=True)
         threads = f"--test-threads={3 * (os.cpu_count() or 1)}"
         runner = f"target.'cfg(all())'.runner = [{json.dumps(str(ROOT / 'tests' / 'run' / 'timed.sh'))}]"
-        command = ["cargo", "nextest", "run", *options, "--config", runner, "--no-fail-fast", "--no-tests=pass", threads, "-E", filters]
+        command = ["cargo", "nextest", "run", *chosen[build], "--config", runner, "--no-fail-fast", "--no-tests=pass", threads]
         with tempfile.TemporaryDirectory() as noted:
-            variables = os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PRIMA_TEST_COSTS": noted}
-            # Kernels that a driver of Vulkan has compiled stay where assets stay: compiling them takes minutes.
-            variables.setdefault("MESA_SHADER_CACHE_DIR", str(inputs.CACHE / "vulkan"))
-            ended = subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
+            ended = subprocess.run(command, cwd=ROOT, env=variables | {"PRIMA_TEST_COSTS": noted}, check=False).returncode
             cpu_seconds = costs.read_cpu_seconds(Path(noted))
-        status |= ended
         reported = {result.suite: result for result in (costs.read_junit(JUNIT) if JUNIT.exists() else [])}
-        for suite in chosen:
-            # Packages without tests give suites without tests, but not the second build; and nextest must have run.
-            missed = build > 0 or not reported and bool(ended)
-            none = costs.SuiteResult(suite.id, 0, int(missed), 0.0, "none of its tests ran")
-            results.append(reported.get(suite.id, none))
-            results[-1].cpu_seconds = cpu_seconds.get(str(suite.program))
-            status |= results[-1].failed
-    return min(status, 1), results
+        for suite in (suite for suite in plan.run if suite.build == build):
+            result = reported.get(suite.id, costs.SuiteResult(suite.id, 0, 0, 0.0, ""))
+            # A run that was cancelled reports what had ended. Packages without tests give suites without tests, but not the second build.
+            not_run = max(expected[build].get(suite.id, 0), int(build > 0)) - result.tests
+            if not_run > 0:
+                result.failed += not_run
+                result.slowest = f"{result.slowest}, not run: {not_run}".removeprefix(", ")
+            result.cpu_seconds = cpu_seconds.get(str(suite.program))
+            results.append(result)
+            status |= bool(ended) or bool(result.failed)
+    return status, results
+
+
+def selection(plan: Plan, build: int) -> list[str]:
+    """nextest's arguments that say which tests of a build run."""
+    chosen = [suite for suite in plan.run if suite.build == build]
+    filters = " + ".join(f"binary_id(={suite.id})" for suite in chosen)
+    filters = f"({filters})" + "".join(f" - {plan.filters[suite.id]}" for suite in chosen if suite.id in plan.filters)
+    return [*inputs.BUILDS[build], "-E", filters]
+
+
+def count_tests(chosen: list[str], variables: dict[str, str]) -> dict[str, int]:
+    """How many tests of each suite nextest is to run."""
+    command = ["cargo", "nextest", "list", *chosen, "--message-format=json"]
+    listed = json.loads(subprocess.run(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    return {suite: sum(test["filter-match"]["status"] == "matches" for test in facts["testcases"].values())
+            for suite, facts in listed["rust-suites"].items()}
 
 
 def remember(plan: Plan, results: list[costs.SuiteResult]) -> None:
@@ -223,16 +275,18 @@ def remember(plan: Plan, results: list[costs.SuiteResult]) -> None:
 
 
 def report(plan: Plan, results: list[costs.SuiteResult], spent: costs.Costs) -> None:
-    """Tables and lists for people; what was left out also in target/skipped.txt."""
-    print("\nWhat it cost:", spent.table(), sep="\n")
+    """Tables and lists for people; what it cost also in target/costs.txt, and what was left out in target/skipped.txt."""
+    cost = f"What it cost:\n{spent.table()}\n"
     results = sorted((result for result in results if result.tests or result.failed), key=lambda result: -result.seconds)
     if results:
-        print("\nSuites, the times of their tests added up:", costs.suites_table(results), sep="\n")
+        cost += f"\nSuites, the times of their tests added up:\n{costs.suites_table(results)}\n"
+    print(f"\n{cost}", end="")
+    (ROOT / "target").mkdir(exist_ok=True)
+    (ROOT / "target" / "costs.txt").write_text(cost)
     if plan.unchanged:
         print("\nNot run again, as they passed here with the same inputs (FRESH=1 runs them):")
         print(*(f"  - {line}" for line in plan.unchanged), sep="\n")
     left_out = sorted(set(plan.left_out)) + levels_not_here(plan) + ELSEWHERE + halves()
-    (ROOT / "target").mkdir(exist_ok=True)
     (ROOT / "target" / "skipped.txt").write_text("".join(f"{line}\n" for line in left_out))
     print("\nLeft out on this machine:")
     print(*(f"  - {line}" for line in left_out), sep="\n", flush=True)

@@ -70,8 +70,8 @@ class Suite:
 
     @property
     def name(self) -> str:
-        """In suites.json: suites of prima-tests by their own name, others by their package's."""
-        return self.target if self.package == "prima-tests" else self.package
+        """In suites.json: suites that use the harness of prima-tests by their own name, others by their package's."""
+        return self.target if self.package in ("prima-tests", "prima-bench") else self.package
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +80,7 @@ class Package:
 
     folder: str
     dependencies: list[str]  # of the workspace
+    test_dependencies: list[str]  # those of its tests only
     targets: list[tuple[str, str]]  # as cargo calls them, and their kinds
 
     @staticmethod
@@ -90,7 +91,8 @@ class Package:
         return {
             package["name"]: Package(
                 str(Path(package["manifest_path"]).parent.relative_to(ROOT)),
-                [dependency["name"] for dependency in package["dependencies"] if dependency.get("path")],
+                [dependency["name"] for dependency in package["dependencies"] if dependency.get("path") and dependency["kind"] != "dev"],
+                [dependency["name"] for dependency in package["dependencies"] if dependency.get("path") and dependency["kind"] == "dev"],
                 [(target["name"], target["kind"][0]) for target in package["targets"]],
             )
             for package in json.loads(listed)["packages"]
@@ -131,15 +133,24 @@ class Digests:
         return self.contents([name for name in self.below(path) if not name.endswith(".rs")])
 
     def sources(self, package: str) -> str:
-        """All files of a package and of those that it depends on, and what cargo builds them by."""
-        found, waiting = set(), [package]
+        """What a package's programs are made of, or its tests if it has no programs: files of it and of those that it depends on, and what cargo
+        builds them by."""
+        tested = not any(kind == "bin" for _, kind in self.packages[package].targets)
+        found, waiting = set(), [package, *(self.packages[package].test_dependencies if tested else [])]
         while waiting:
             name = waiting.pop()
             if name not in found:
                 found.add(name)
                 waiting += self.packages[name].dependencies
-        names = {name for package in found for name in self.below(self.packages[package].folder)}
+        names = {name for other in found for name in self.of_package(other, with_tests=tested and other == package)}
         return self.contents(sorted(names | {"Cargo.toml", "Cargo.lock"}))
+
+    def of_package(self, package: str, with_tests: bool) -> list[str]:
+        """The files of a package, without those of other packages in its folder."""
+        folder = self.packages[package].folder
+        left_out = [other.folder for other in self.packages.values() if other.folder.startswith(f"{folder}/")]
+        left_out += [] if with_tests else [f"{folder}/tests", f"{folder}/benches"]
+        return [name for name in self.below(folder) if not any(name.startswith(f"{other}/") for other in left_out)]
 
     def contents(self, names: list[str]) -> str:
         return hashlib.sha256("".join(f"{name} {self.file(ROOT / name)}\n" for name in names).encode()).hexdigest()

@@ -106,12 +106,26 @@ def small_disk() -> str:
     return "tmpfs"
 
 
-def chart_before() -> str:
-    """The chart as it was before its last change; the tests choose the same commit (tests/src/operator.rs)."""
-    for commit in git("log", "--format=%H", "--", "charts/prima").split():
-        if not succeeds(["git", "-C", str(ROOT), "diff", "--quiet", commit, "--", "charts/prima"]):
+def chart_before(*parts: str) -> str:
+    """The chart as it was before its last change, or before these parts' last; the tests choose the same commit (tests/src/operator.rs)."""
+    parts = parts or ("charts/prima",)
+    for commit in git("log", "--format=%H", "--", *parts).split():
+        if not succeeds(["git", "-C", str(ROOT), "diff", "--quiet", commit, "--", *parts]):
             return commit
     raise Lack("git has no commit in which it was another, as in a shallow clone")
+
+
+def pods_before() -> str:
+    """The same for what a cluster is upgraded from (tests/src/cluster/prima.rs, OF_BEFORE)."""
+    return chart_before("charts/prima/templates", "charts/prima/values.yaml", ":(exclude,glob)charts/prima/templates/*/rbac.yaml")
+
+
+def definitions() -> str:
+    """Other projects' definitions of kinds that the chart makes objects of."""
+    try:
+        return built(TESTS / "definitions" / "fetch.sh")
+    except subprocess.CalledProcessError as error:
+        raise Lack("they could not be fetched") from error
 
 
 def prometheus() -> str:
@@ -205,10 +219,12 @@ NEEDS = {
     "memory-groups": Need("machines with limits of memory and processors", memory_groups),
     "small-disk": Need("downloads to a disk that is full", small_disk),
     "chart-before": Need("an upgrade from the chart before", chart_before),
+    "pods-before": Need("an upgrade of a cluster from the chart before", pods_before),
+    "definitions": Need("the chart with other projects' definitions", definitions),
     "vulkan": Need("layers on a GPU, which is Vulkan on the processor", vulkan),
     "prometheus": Need("alerts and the dashboard in Prometheus", prometheus),
     "root-file-systems": Need("programs in the images' root file systems", root_file_systems),
-    "registry": Need("releases to a registry", registry),
+    "registry": Need("releases to a registry, and clusters that pull from one", registry),
     "networks": Need("a ring of machines in two networks", networks),
     "faulty-machines": Need("machines whose links, disks and clocks fail", faulty_machines),
     "large-pages": Need("a Raspberry Pi 5 with its pages of 16 KiB", large_pages),

@@ -6,7 +6,7 @@ costs=$PRIMA_TEST_COSTS
 unset PRIMA_TEST_COSTS
 # Those that only compute, for minutes, leave the processors to those that measure how long things take.
 case $CARGO_PKG_NAME:${1##*/} in
-prima-engine:* | prima-kernels:* | prima-tests:parity_*) renice -n 10 -p $$ > /dev/null ;;
+prima-engine:* | prima-kernels:* | prima-tests:parity_* | prima-tests:processors_kernels*) renice -n 10 -p $$ > /dev/null ;;
 esac
 "$@"
 status=$?

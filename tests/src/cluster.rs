@@ -6,6 +6,7 @@
 
 mod host;
 mod image;
+mod models;
 mod network;
 mod node;
 mod policies;
@@ -13,7 +14,7 @@ mod prima;
 
 use std::ffi::OsStr;
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -31,10 +32,11 @@ use crate::service::Service;
 use crate::timeout_argument;
 pub(crate) use host::Host;
 pub use image::{PrimaImages, build_images};
-use network::CONTROL_PLANE;
+pub use models::{MAX_TOKENS, PROMPT, TOOLS_POD, TRY};
 pub(crate) use network::pod_network;
+use network::{CONTROL_PLANE, REGISTRY_PORT};
 pub use node::Node;
-pub use prima::ON_DISK;
+pub use prima::{ON_DISK, chart, chart_to_upgrade_from};
 
 /// Everything that belongs to it ends on drop, and leaves nothing.
 pub struct Cluster {
@@ -109,7 +111,7 @@ impl Cluster {
         cluster
     }
 
-    /// Puts the images of an OCI archive on every node, under the names that they have in there; nothing can be pulled.
+    /// Puts the images of an OCI archive on every node, under the names that they have in there.
     pub fn import_images(&self, archive: &Path) {
         thread::scope(|scope| {
             for node in &self.nodes {
@@ -246,6 +248,17 @@ impl Cluster {
     /// Where pods reach a test's own servers: whatever is bound to this address [`within`](Self::within) the cluster's network.
     pub fn address(&self) -> Ipv4Addr {
         CONTROL_PLANE
+    }
+
+    /// A port of [`address`](Self::address), for a test's own server.
+    pub fn listen(&self) -> TcpListener {
+        let listener = self.within(|| TcpListener::bind((CONTROL_PLANE, 0)));
+        listener.expect("a port in the cluster's network")
+    }
+
+    /// Where a [`Registry`](crate::registry::Registry) may be: nodes ask there for images that they lack, whichever registry these are of.
+    pub(crate) fn registry(&self) -> SocketAddr {
+        SocketAddr::from((CONTROL_PLANE, REGISTRY_PORT))
     }
 
     /// Does `work` in the control plane's network, from where pods and nodes can be reached. A socket that is made there stays there:

@@ -43,6 +43,8 @@ pub const FILE: &str = "/var/lib/prima/models/made-up.gguf";
 const RENEWAL: Duration = Duration::from_secs(5);
 const LASTS_SECONDS: i32 = 600;
 const SILENT_AFTER_SECONDS: i32 = 5;
+/// After a word that the API server did not take.
+const AGAIN: Duration = Duration::from_millis(200);
 /// For every so many machines, each renews its Lease that much later again.
 const TOGETHER: usize = 40;
 const GIB: i64 = 1 << 30;
@@ -199,8 +201,16 @@ impl DeclaredMachines {
                     }
                     let namespace = plan.namespace().unwrap_or_default();
                     let plans = Api::namespaced(client.clone(), &namespace);
-                    // A plan that is gone by now needs no status.
-                    let _ = say(&plans, &plan.name_any(), name, state).await;
+                    // An API server that is busy, or being restarted, is asked again: nobody may tell of this plan once more. One that is gone by now
+                    // needs no status.
+                    while let Err(error) = say(&plans, &plan.name_any(), name, state).await {
+                        let is_gone =
+                            matches!(&error, kube::Error::Api(status) if status.is_not_found());
+                        if is_gone || silent.lock().unwrap().contains(name) {
+                            break;
+                        }
+                        tokio::time::sleep(AGAIN).await;
+                    }
                 }
             }
         });

@@ -1,7 +1,8 @@
 //! Processors that this machine does not have: QEMU's user mode runs a program as one of them would. Shows what is computed, never how
-//! fast. `tests/processors/build.sh` makes the programs.
+//! fast. `tests/processors/build.sh` makes the programs; `make test` has it do that beside other suites, and those of processors wait for it.
 
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::inputs;
@@ -52,18 +53,34 @@ impl Processor {
     /// `program` of `target/processors`, to be given arguments.
     pub fn run(&self, program: &str) -> Command {
         let programs = folder(self.architecture);
+        let libraries = programs.join("libraries");
+        let libraries = libraries.exists().then_some(libraries);
+        self.emulate(libraries.as_deref(), &programs.join(program))
+    }
+
+    /// `program` of an image whose files lie in `root`, to be given arguments. It has the image's libraries, and finds files of this machine
+    /// where the image has none of such a name.
+    pub fn run_image(&self, root: &Path, program: &str) -> Command {
+        self.emulate(Some(root), &root.join("usr/local/bin").join(program))
+    }
+
+    fn emulate(&self, libraries: Option<&Path>, program: &Path) -> Command {
         let mut command = Command::new(format!("qemu-{}-static", self.architecture));
         command.args(["-cpu", self.name]);
         if let Some(bytes) = self.page_bytes {
             command.args(["-p", bytes]);
         }
-        let libraries = programs.join("libraries");
-        if libraries.exists() {
+        if let Some(libraries) = libraries {
             command.arg("-L").arg(libraries);
         }
-        command.arg(programs.join(program));
+        command.arg(program);
         command
     }
+}
+
+/// `program` of `target/processors` for arm64: a file, for an image.
+pub fn arm64_program(program: &str) -> PathBuf {
+    folder("aarch64").join(program)
 }
 
 /// `program` of `target/processors` on this machine's own processor.
@@ -78,8 +95,35 @@ impl Host for Processor {
     }
 }
 
+/// What `command` prints. Panics with all that it wrote where it fails.
+pub fn output(command: &mut Command) -> String {
+    let output = command.output().expect("start a program");
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{}: {printed}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    printed
+}
+
 fn folder(architecture: &str) -> PathBuf {
     inputs::need("emulation");
     let programs = inputs::repository().join("target/processors");
+    expect_built(&programs);
     programs.join(architecture)
+}
+
+/// Waits while the programs are built, and panics with the log if they could not be.
+fn expect_built(programs: &Path) {
+    // Locked by `tests/run` and what it starts to build them. Whoever builds them by hand needs no lock.
+    if let Ok(lock) = File::open(programs.join("lock")) {
+        lock.lock_shared().expect("wait for a lock");
+    }
+    assert!(
+        programs.join("built").exists(),
+        "tests/processors/build.sh did not build the programs for other processors:\n{}",
+        fs::read_to_string(programs.join("log")).unwrap_or_default()
+    );
 }

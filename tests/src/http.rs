@@ -51,10 +51,8 @@ pub fn get_as(address: SocketAddr, path: &str, media_type: &str) -> io::Result<R
 
 fn get_with(address: SocketAddr, path: &str, headers: &str) -> io::Result<Response> {
     let mut stream = connect(address)?;
-    write!(
-        stream,
-        "GET {path} HTTP/1.0\r\nHost: {address}\r\n{headers}\r\n"
-    )?;
+    let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n{headers}\r\n");
+    send_whole(&mut stream, &request)?;
     read_response(BufReader::new(stream))
 }
 
@@ -167,16 +165,30 @@ pub fn post_streaming_within(
     events_within(patience, send(address, path, "", body)?)
 }
 
-/// As [`post_streaming`], as a client does that gives up: on connecting after `limit`, and as long after that on the next event.
+/// As [`post_streaming`], as a client does that gives up: after `limit` if there is no connection or no answer begins, and then after as long
+/// without an event. Errors say how far it came.
 pub fn post_streaming_or_give_up(
     limit: Duration,
     address: SocketAddr,
     path: &str,
     body: &Value,
 ) -> io::Result<EventStream> {
-    let stream = TcpStream::connect_timeout(&address, limit)?;
-    stream.set_write_timeout(Some(limit))?;
-    events_within(limit, send_over(stream, address, path, "", body)?)
+    let at = |phase: &'static str| {
+        move |error: io::Error| io::Error::new(error.kind(), format!("{phase}: {error}"))
+    };
+    let begun = Instant::now();
+    let stream = TcpStream::connect_timeout(&address, limit).map_err(at("no connection"))?;
+    let events = || -> io::Result<EventStream> {
+        // A socket takes no time-out of nothing.
+        let rest = limit.saturating_sub(begun.elapsed());
+        let rest = rest.max(Duration::from_millis(1));
+        stream.set_write_timeout(Some(rest))?;
+        let mut events = events_within(rest, send_over(stream, address, path, "", body)?)?;
+        events.reader.get_ref().set_read_timeout(Some(limit))?;
+        events.patience = limit;
+        Ok(events)
+    };
+    events().map_err(at("no answer begins"))
 }
 
 fn events_within(patience: Duration, stream: TcpStream) -> io::Result<EventStream> {
@@ -277,12 +289,18 @@ fn send_over(
     body: &Value,
 ) -> io::Result<TcpStream> {
     let body = body.to_string();
-    write!(
-        stream,
-        "POST {path} HTTP/1.0\r\nHost: {address}\r\nContent-Type: application/json\r\n{headers}Content-Length: {}\r\n\r\n{body}",
-        body.len()
-    )?;
+    let length = body.len();
+    let request = format!(
+        "POST {path} HTTP/1.0\r\nHost: {address}\r\nContent-Type: application/json\r\n{headers}Content-Length: {length}\r\n\r\n{body}"
+    );
+    send_whole(&mut stream, &request)?;
     Ok(stream)
+}
+
+/// At once: of a request in parts, all but the first would wait until that has arrived, and so would the rest of a large one.
+fn send_whole(stream: &mut TcpStream, request: &str) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    stream.write_all(request.as_bytes())
 }
 
 fn bearer(key: &str) -> String {

@@ -1,14 +1,15 @@
-//! Archives of images as `images/build.sh` makes them, of small files in the place of programs and root file systems; and what is in one,
-//! read without a container engine.
+//! Archives of images as `images/build.sh` makes them, of what a test gives for programs and root file systems, such as small files; and what is
+//! in one, read without a container engine.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use crate::command::run;
 use crate::inputs;
 
 pub const ARCHITECTURES: [&str; 2] = ["amd64", "arm64"];
@@ -78,6 +79,33 @@ pub fn assemble(folder: &Path, output: &str, platforms: &[&str]) -> Output {
     }
     python.current_dir(folder);
     python.output().expect("python3")
+}
+
+/// Has `images/assemble.py` put images together for one processor, of what lies in `folder`: the root file system `root`, and for each
+/// image a name and its program. Returns the archive.
+pub fn assemble_for(
+    architecture: &str,
+    folder: &Path,
+    root: &str,
+    images: &[(String, &str)],
+) -> PathBuf {
+    let archive = folder.join("images.tar");
+    let mut assemble = Command::new("python3");
+    assemble
+        .arg(inputs::file("images/assemble.py"))
+        .arg("--output")
+        .arg(&archive)
+        .arg("--platform")
+        .arg(format!("{architecture}={}", folder.display()))
+        // It is read once, on this machine.
+        .args(["--compression", "0"]);
+    for (name, program) in images {
+        assemble
+            .args(["--name", name, "--program", program])
+            .args(["--root", root, "--title", program]);
+    }
+    run(assemble, "").unwrap_or_else(|error| panic!("{error}"));
+    archive
 }
 
 pub fn unpack(archive: &Path, into: &Path) {

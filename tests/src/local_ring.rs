@@ -10,13 +10,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::process::Signal;
-use serde_json::{Value, json};
 
 use crate::inputs;
 use crate::machine::Machine;
 use crate::network::Network;
 use crate::process::{Ended, Process, send_signal, under};
-use crate::{Endpoint, assets, http, wait_until};
+use crate::{Endpoint, assets, wait_until};
 
 /// Arguments of `prima run`.
 #[derive(Default)]
@@ -40,9 +39,6 @@ pub struct Member {
     pub name: String,
     pub pid: u32,
 }
-
-/// The key of [`LocalRing::for_clients`].
-pub const API_KEY: &str = "a-key-for-tests";
 
 /// The last line that `prima run` prints when its ring serves.
 const READY: &str = "Ctrl-C stops the ring.";
@@ -149,12 +145,6 @@ impl LocalRing {
         LocalRingBuilder::default()
     }
 
-    /// SmolLM2 on three members, for suites of clients, which send [`API_KEY`].
-    pub fn for_clients() -> LocalRingBuilder {
-        let ring = Self::builder().model(&smollm2()).members(3);
-        ring.arg("--api-key").arg(API_KEY)
-    }
-
     fn serving(mut prima: Process) -> LocalRing {
         prima.wait_for_output(READY);
         let printed = prima.stdout.lock().unwrap().clone();
@@ -203,28 +193,6 @@ impl LocalRing {
         line.expect("a curl line").trim().to_owned()
     }
 
-    /// The greedy continuation of `prompt`, at most `max_tokens` tokens; panics unless the answer is 200.
-    pub fn complete(&self, prompt: &str, max_tokens: usize) -> String {
-        let body = json!({
-            "model": self.model,
-            "prompt": prompt,
-            "max_tokens": max_tokens,
-            "temperature": 0,
-        });
-        self.answer("/v1/completions", &body, "/choices/0/text")
-    }
-
-    /// The greedy answer to one message of a chat; panics unless the answer is 200.
-    pub fn chat(&self, message: &str, max_tokens: usize) -> String {
-        let body = json!({
-            "model": self.model,
-            "messages": [{"role": "user", "content": message}],
-            "max_tokens": max_tokens,
-            "temperature": 0,
-        });
-        self.answer("/v1/chat/completions", &body, "/choices/0/message/content")
-    }
-
     /// Asks `prima` to end, as Ctrl-C does, and does not wait for that.
     pub fn interrupt(&self) {
         send_signal(self.prima.id(), Signal::INT);
@@ -247,15 +215,6 @@ impl LocalRing {
         let ended = self.end_by(Signal::INT);
         assert!(ended.status.success(), "{ended:#?}");
         assert_none_left(&members);
-    }
-
-    fn answer(&self, path: &str, body: &Value, text_at: &str) -> String {
-        let response = http::post(self.address, path, body).expect("an answer");
-        assert_eq!(response.status, 200, "{}", response.body);
-        let json = response.json();
-        let text = json.pointer(text_at).and_then(Value::as_str);
-        text.unwrap_or_else(|| panic!("no {text_at} in {json}"))
-            .to_owned()
     }
 }
 

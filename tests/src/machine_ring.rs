@@ -1,7 +1,9 @@
 //! A ring of machines as in a cluster: each measures itself, one plan is made from what they measured, and on each an agent serves
-//! its part of the plan. The machines are parts of this one ([`Machine`]) or emulated, with a copy of the model each.
+//! its part of the plan. The machines are parts of this one ([`Machine`]) or emulated, with a copy of the model each. Suites that are not about
+//! plans cut one themselves ([`cut`]), and so do not depend on the planner.
 
 use std::io;
+use std::mem;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,17 +11,27 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::node_profile::{LinkProfile, NodeProfile};
-use prima_crds::v1alpha1::ring_plan::{PlannedDraft, PlannedModel, RingPlan};
+use prima_crds::v1alpha1::ring_plan::{
+    DEFAULT_CONCURRENT_REQUESTS, PlannedDraft, PlannedModel, RingPlan, RingPlanSpec,
+};
+use prima_engine::Model;
+use prima_gguf::model_bytes;
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::free_ports::free_address;
 use crate::inputs;
+use crate::local_ring::smollm2;
 use crate::machine::Machine;
-use crate::process::{POLL_INTERVAL, Process, send_signal};
+use crate::process::{Ended, POLL_INTERVAL, Process, send_signal};
 use crate::slow_link::slow_link;
 use crate::{Endpoint, http};
+
+/// The key of [`MachineRing::for_clients`].
+pub const API_KEY: &str = "a-key-for-tests";
+/// As long as `prima run` has it for SmolLM2.
+pub const CONTEXT: i32 = 8192;
 
 /// Big models are read from a slow disk for minutes.
 const LOADS_WITHIN: Duration = Duration::from_secs(500);
@@ -92,16 +104,36 @@ pub fn usual_profile() -> NodeProfile {
     NodeProfile::from_yaml("profile", &yaml).expect("a profile")
 }
 
+/// A plan of `members` on this machine, `m0`, `m1`, ..., which have as many layers as each other in each of `rounds`; for as many requests at once
+/// as with `prima run`.
+pub fn cut(file: &Path, context: i32, members: usize, rounds: usize) -> RingPlan {
+    let model = planned_model(file);
+    let windows = (members * rounds) as i32;
+    let ends = (1..=windows).map(|window| model.layers * window / windows);
+    let ends: Vec<i32> = ends.collect();
+    // A ring finds free ports.
+    let addresses = vec![String::new(); members];
+    let spec = RingPlanSpec {
+        max_concurrent_requests: DEFAULT_CONCURRENT_REQUESTS,
+        ..RingPlanSpec::cut(model, context, &addresses, &ends)
+    };
+    RingPlan::new("cut", spec)
+}
+
 /// A draft model that rank 0 has as a file.
 pub fn draft(file: &Path) -> PlannedDraft {
-    let planned = plan(file, vec![usual_profile()], &[]).plan.spec.model;
+    let model = planned_model(file);
     PlannedDraft {
-        memory_bytes: planned.size_bytes,
-        model: PlannedModel {
-            file: file.display().to_string(),
-            ..planned
-        },
+        memory_bytes: model.size_bytes,
+        model,
     }
+}
+
+fn planned_model(file: &Path) -> PlannedModel {
+    let name = file.file_stem().expect("a file's name").to_string_lossy();
+    let bytes = model_bytes(file).expect("a model's file") as i64;
+    let layers = Model::open(file).expect("a model").spec().layers.len() as i32;
+    PlannedModel::new(name, file.display().to_string(), bytes, layers)
 }
 
 /// What `prima plan` makes of `profiles` as machines `m0`, `m1`, ...: all take part, and reach each other as each reaches itself. Panics
@@ -144,6 +176,22 @@ pub fn plan(model: &Path, profiles: Vec<NodeProfile>, arguments: &[&str]) -> Pla
 }
 
 impl MachineRing {
+    /// SmolLM2 on three members of this machine, for suites of clients, which send [`API_KEY`].
+    pub fn for_clients(rounds: usize) -> MachineRing {
+        let plan = cut(&smollm2(), CONTEXT, 3, rounds);
+        Self::start_here(plan, &["--api-key", API_KEY])
+    }
+
+    /// As [`start`](Self::start), with all members on this machine, and the file that the plan names.
+    pub fn start_here(plan: RingPlan, arguments: &[&str]) -> MachineRing {
+        let node = |_| Node {
+            machine: &ThisMachine,
+            model: PathBuf::from(&plan.spec.model.file),
+        };
+        let nodes: Vec<Node<'_>> = plan.spec.members.iter().map(node).collect();
+        Self::start(plan, &nodes, arguments)
+    }
+
     /// Starts the agent of every member of `plan` on its node (`m0` on the first, and so on) with further `arguments`, and waits until a
     /// token went round. Panics with what an agent wrote if it ends before that.
     pub fn start(plan: RingPlan, nodes: &[Node<'_>], arguments: &[&str]) -> MachineRing {
@@ -223,6 +271,33 @@ impl MachineRing {
         }
     }
 
+    /// Ends the ring, and checks that each agent ends well.
+    pub fn stop(mut self) {
+        for ended in self.end() {
+            assert!(ended.status.success(), "{ended:#?}");
+        }
+    }
+
+    /// Rank 0 first, so that its clients hear of it while the ring still stands, then all others at once.
+    fn end(&mut self) -> Vec<Ended> {
+        let mut agents = mem::take(&mut self.agents);
+        let first = agents.len().min(1);
+        let (rank_0, others) = agents.split_at_mut(first);
+        let mut ended = Vec::new();
+        for agents in [rank_0, others] {
+            for agent in agents.iter() {
+                send_signal(agent.id(), Signal::TERM);
+            }
+            ended.extend(agents.iter_mut().map(Process::wait));
+        }
+        ended
+    }
+
+    /// What each agent has written to stderr, in ring order.
+    pub fn errors(&self) -> Vec<String> {
+        self.agents.iter().map(Process::errors).collect()
+    }
+
     /// The agents' process ids, in ring order.
     pub fn pids(&self) -> Vec<u32> {
         self.agents.iter().map(Process::id).collect()
@@ -241,12 +316,8 @@ impl Endpoint for MachineRing {
 
 impl Drop for MachineRing {
     fn drop(&mut self) {
-        if thread::panicking() {
-            return;
-        }
-        for agent in &mut self.agents {
-            send_signal(agent.id(), Signal::TERM);
-            agent.wait();
+        if !thread::panicking() {
+            self.end();
         }
     }
 }

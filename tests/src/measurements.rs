@@ -50,6 +50,13 @@ impl Measurements {
     }
 }
 
+/// Changes what an agent measured.
+pub(crate) fn change(file: &Path, change: impl FnOnce(&mut Value)) {
+    let mut entry = read(file).expect("an agent's measurements");
+    change(&mut entry);
+    write(file, &entry).expect("an agent's measurements");
+}
+
 fn read(file: &Path) -> io::Result<Value> {
     let text = fs::read(file)?;
     Ok(serde_json::from_slice(&text)?)

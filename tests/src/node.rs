@@ -4,12 +4,12 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
-use crate::local_ring::{API_KEY, LocalRing};
+use crate::machine_ring::API_KEY;
 use crate::{Endpoint, assets, inputs};
 
 /// Runs every `*.test.mjs` in `folder` against `ring`, which [`API_KEY`] opens.
 /// Panics with Node's output unless there were tests and all passed.
-pub fn run_suite(folder: &str, ring: &LocalRing) {
+pub fn run_suite(folder: &str, ring: &impl Endpoint) {
     inputs::need("node");
     let packages = assets::path("node/node_modules").unwrap_or_else(|error| panic!("{error}"));
     // Node looks for packages beside the file that imports them, and above.

@@ -14,6 +14,7 @@ use crate::inputs;
 use crate::measurements::Measurements;
 use crate::process::send_signal;
 use crate::service::Service;
+use crate::software_gpu;
 
 /// A machine of a test: what stays when its agent is started anew.
 pub struct AgentMachine {
@@ -30,6 +31,8 @@ pub struct NodeAgent {
     service: Service,
     http: SocketAddr,
     data: PathBuf,
+    /// Where what it measured is kept for others. `None`: its machine had measurements of its own, which are for that alone.
+    measurements: Option<Measurements>,
 }
 
 const LINKS_PORT: u16 = 9190;
@@ -39,9 +42,13 @@ const CACHE_BUDGET: &str = "10Gi";
 pub const MEASURED: &str = "profile.json";
 const HTTP_PORT: u16 = 9191;
 
-/// Of agents as they are started here.
-fn measurements() -> Measurements {
-    Measurements::of("with-one-thread")
+/// Of agents as they are started here. Where they are told which GPU to use, they are not started like others.
+fn measurements(environment: &[(&str, &str)]) -> Measurements {
+    let mut environment = environment.iter();
+    match environment.find(|(name, _)| *name == software_gpu::GPU) {
+        None => Measurements::of("with-one-thread"),
+        Some((_, choice)) => Measurements::of(&format!("with-one-thread-gpu-{choice}")),
+    }
 }
 
 impl AgentMachine {
@@ -82,8 +89,9 @@ impl AgentMachine {
         environment: &[(&str, &str)],
     ) -> NodeAgent {
         let own = self.data.join(MEASURED);
-        if !own.exists() {
-            measurements().give(&own, &self.data);
+        let measurements = (!own.exists()).then(|| measurements(environment));
+        if let Some(measurements) = &measurements {
+            measurements.give(&own, &self.data);
         }
         let name = format!("agent-{}", self.node);
         let mut command = self.agent(api, namespace);
@@ -93,10 +101,16 @@ impl AgentMachine {
             service,
             http: SocketAddr::from((self.address, HTTP_PORT)),
             data: self.data.clone(),
+            measurements,
         }
     }
 
-    /// The same, to be started.
+    /// Has its next agent find that this machine, which an agent has measured, has a GPU of this name that is fast.
+    pub fn declare_gpu(&self, name: &str) {
+        software_gpu::declare(&self.data.join(MEASURED), name);
+    }
+
+    /// The command of [`start_agent`](Self::start_agent).
     pub(crate) fn agent(&self, api: &ApiServer, namespace: &str) -> Command {
         let mut command = api.command(inputs::program("prima-node-agent"));
         let http = SocketAddr::from((self.address, HTTP_PORT));
@@ -127,7 +141,21 @@ impl NodeAgent {
                 Ok(answer) => Err(answer.body),
                 Err(error) => Err(error.to_string()),
             });
-        measurements().keep(&self.data.join(MEASURED));
+        if let Some(measurements) = &self.measurements {
+            measurements.keep(&self.data.join(MEASURED));
+        }
+    }
+
+    /// Until this is in its log.
+    pub fn wait_until_it_says(&mut self, text: &str) {
+        let log = self.service.log().to_owned();
+        self.service.wait_until(|| {
+            let said = fs::read_to_string(&log).unwrap_or_default();
+            match said.contains(text) {
+                true => Ok(()),
+                false => Err(format!("it does not say {text:?}")),
+            }
+        });
     }
 
     /// Where its probes and metrics are.

@@ -67,33 +67,34 @@ pub fn install_chart(api: &ApiServer) {
     api.wait_for_definitions();
 }
 
-/// The chart as it was before its last change, below the same path: from the newest commit in which it differs from the one here. If git
-/// has no such commit, `make test` leaves its tests out.
-pub fn chart_before() -> TempDir {
-    let git = |arguments: &[&str]| {
+/// The chart as it was before its last change, below the same path: from the newest commit in which it differs from the one here in these
+/// `parts`, pathspecs of git. `None` if git has no such commit, as in a shallow clone.
+pub fn chart_before(parts: &[&str]) -> Option<TempDir> {
+    let git = |arguments: &[&str], parts: &[&str]| {
         let mut command = Command::new("git");
         command
             .arg("-C")
             .arg(inputs::repository())
             .args(arguments)
-            .args(["--", "charts/prima"]);
+            .arg("--")
+            .args(parts);
         command
     };
-    let commits = run(git(&["log", "--format=%H"]), "").expect("the chart's commits");
+    let commits = run(git(&["log", "--format=%H"], parts), "").ok()?;
     let differs = |commit: &&str| {
-        let same = git(&["diff", "--quiet", commit]).status();
+        let same = git(&["diff", "--quiet", commit], parts).status();
         !same.expect("git").success()
     };
-    let commit = commits.lines().find(differs);
-    let commit = commit.expect("a commit with another chart");
+    let commit = commits.lines().find(differs)?;
     let folder = tempfile::tempdir().expect("a temporary folder");
     let archive = folder.path().join("chart.tar");
     let output = format!("--output={}", archive.display());
-    run(git(&["archive", &output, commit]), "").expect("the chart of that commit");
+    let archived = run(git(&["archive", &output, commit], &["charts/prima"]), "");
+    archived.expect("the chart of that commit");
     let mut unpack = Command::new("tar");
     unpack.args(["-xf", "chart.tar"]).current_dir(folder.path());
     run(unpack, "").expect("is unpacked");
-    folder
+    Some(folder)
 }
 
 /// Changes values of the chart that [`install_chart`] installed.

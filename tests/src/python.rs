@@ -9,11 +9,11 @@ use crate::Endpoint;
 use crate::assets;
 use crate::command::run;
 use crate::inputs;
-use crate::local_ring::{API_KEY, LocalRing};
+use crate::machine_ring::API_KEY;
 
 /// Runs the suite in `folder` against `ring`, which [`API_KEY`] opens. `more` is further environment.
 /// Panics with pytest's output unless it ran tests and all passed.
-pub fn run_suite(folder: &str, ring: &LocalRing, more: &[(&str, String)]) {
+pub fn run_suite(folder: &str, ring: &impl Endpoint, more: &[(&str, String)]) {
     let output = python()
         .args(["-m", "pytest", "-q", "-p", "no:cacheprovider"])
         .current_dir(inputs::file(folder))

@@ -112,6 +112,10 @@ impl Service {
         }
     }
 
+    pub(crate) fn log(&self) -> &Path {
+        &self.log
+    }
+
     pub(crate) fn log_tail(&self) -> String {
         let log = fs::read(&self.log).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);

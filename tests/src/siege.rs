@@ -4,6 +4,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -12,6 +13,8 @@ use crate::{Endpoint, http};
 const MIB: usize = 1 << 20;
 const BODIES: usize = 200;
 const SLOW: usize = 1000;
+/// From the answer to a probe to the next probe. Without a pause, they would be a load of their own.
+const PROBE_PAUSE: Duration = Duration::from_millis(50);
 /// What streams go on meanwhile, and for so many tokens.
 const PROMPTS: [&str; 3] = [
     "The capital of France is",
@@ -67,6 +70,7 @@ pub fn siege(
         threads.spawn(|| {
             while !over.load(Ordering::Relaxed) {
                 assert_eq!(http::get(address, "/livez").unwrap().status, 200);
+                thread::sleep(PROBE_PAUSE);
             }
         });
         let bodies = bodies.iter().cycle().take(BODIES);

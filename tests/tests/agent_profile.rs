@@ -12,9 +12,9 @@ use prima_crds::v1alpha1::node_profile::{NodeProfile, NodeProfileStatus};
 use prima_crds::v1alpha1::ring_plan::RingPlan;
 use prima_engine::Compute;
 use prima_tests::free_ports::free_address;
-use prima_tests::inputs;
 use prima_tests::local_ring::{LocalRing, smollm2};
 use prima_tests::process::peak_memory;
+use prima_tests::{Endpoint as _, inputs};
 use tempfile::TempDir;
 
 /// Every weight format that the engine runs.
@@ -50,13 +50,13 @@ fn a_machine_is_measured_whole_and_within_bounds() {
     assert_eq!(status.parts, computed.collect::<Vec<_>>());
     assert!(status.architectures.iter().any(|name| name == "llama"));
     samples_run_what(&status);
-    // What a machine of this century may have: with a wrong unit, a figure is off by a thousand.
+    // What a machine of this century may have that is busy with other tests: with a wrong unit, a figure is off by a thousand.
     for one in &status.cpu.throughput {
         within(&one.format, one.decode_bytes_per_second, 10 << 20, 1 << 40);
         within(
             &one.format,
             one.prefill_flop_per_second,
-            500_000_000,
+            50_000_000,
             1_500_000_000_000 * i64::from(status.cpu.threads),
         );
     }
@@ -135,6 +135,14 @@ fn samples_run_what(status: &NodeProfileStatus) {
             };
             assert_eq!(families(&sample), families(status), "{name}");
             assert_eq!(sample.parts, status.parts, "{name}");
+            let reads = |status: &NodeProfileStatus| {
+                [
+                    status.reads_windowed_sequences,
+                    status.reads_gpus,
+                    status.reads_chunk_positions,
+                ]
+            };
+            assert_eq!(reads(&sample), reads(status), "{name}");
         }
     }
 }

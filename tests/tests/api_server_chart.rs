@@ -6,10 +6,9 @@ use std::path::Path;
 
 use prima_crds::v1alpha1::node_profile::NodeProfile;
 use prima_tests::api_server::{ApiServer, Backend};
-use prima_tests::inputs;
 use prima_tests::operator::{chart_before, ring_plan};
 use prima_tests::programs::program;
-use prima_tests::{timeout_argument, wait_for, wait_until};
+use prima_tests::{definitions, inputs, timeout_argument, wait_for, wait_until};
 use serde_json::Value;
 use tempfile::NamedTempFile;
 
@@ -22,16 +21,9 @@ fn an_api_server_takes_the_chart_and_its_samples() {
             .expect("a namespace");
         default_account_is_there(&api, namespace);
     }
-    install_definitions(&api);
+    install_all_definitions(&api);
     for scenario in files_of("charts/prima/ci") {
-        // Definitions of other projects are not there.
-        let foreign = [
-            "serviceMonitor.enabled",
-            "prometheusRule.enabled",
-            "httpRoute.enabled",
-        ];
-        let foreign = foreign.map(|value| format!("{value}=false")).join(",");
-        let rendered = template(&api, &["--values", &scenario, "--set", &foreign]);
+        let rendered = template(&api, &["--values", &scenario]);
         api.try_out(&rendered)
             .unwrap_or_else(|error| panic!("{scenario}: {error}"));
     }
@@ -45,7 +37,7 @@ fn an_api_server_takes_the_chart_and_its_samples() {
 #[test]
 fn kubeconform_finds_no_fault_in_any_scenario() {
     let api = ApiServer::start(Backend::Etcd);
-    install_definitions(&api);
+    install_all_definitions(&api);
     let folder = tempfile::tempdir().expect("a temporary folder");
     write_schemas(&api, folder.path());
     let location = format!(
@@ -56,14 +48,12 @@ fn kubeconform_finds_no_fault_in_any_scenario() {
         let rendered = folder.path().join("rendered.yaml");
         fs::write(&rendered, template(&api, &["--values", &scenario])).expect("a file");
         let mut kubeconform = api.command(program("kubeconform"));
-        // Definitions of other projects are not here.
-        let skipped = "CustomResourceDefinition,ServiceMonitor,PrometheusRule,HTTPRoute";
         kubeconform
             .args([
                 "-strict",
                 "-summary",
                 "-skip",
-                skipped,
+                "CustomResourceDefinition",
                 "-schema-location",
                 &location,
             ])
@@ -84,10 +74,19 @@ fn kubeconform_finds_no_fault_in_any_scenario() {
 
 /// What the API server says of its resources, as kubeconform reads it: one file per kind, which allows nothing that it does not name.
 fn write_schemas(api: &ApiServer, folder: &Path) {
-    let openapi = api
-        .kubectl(&["get", "--raw", "/openapi/v2"])
-        .expect("OpenAPI");
-    let mut openapi: Value = serde_json::from_str(&openapi).expect("JSON");
+    // A kind is described a moment after it is served.
+    let mut openapi = wait_for("all kinds are described", || {
+        let openapi = api.kubectl(&["get", "--raw", "/openapi/v2"]);
+        let openapi: Value = serde_json::from_str(&openapi.expect("OpenAPI")).expect("JSON");
+        let definitions = openapi["definitions"].as_object().expect("definitions");
+        let names: Vec<String> = definitions.keys().map(|name| name.to_lowercase()).collect();
+        let is_described = |kind: &str| names.iter().any(|name| name.ends_with(kind));
+        let mut wanted = WANTED.iter();
+        match wanted.find(|kind| !is_described(&format!(".{kind}"))) {
+            Some(kind) => Err(format!("there is no {kind}")),
+            None => Ok(openapi),
+        }
+    });
     let definitions = openapi["definitions"].as_object_mut().expect("definitions");
     for definition in definitions.values_mut() {
         if definition.get("properties").is_some()
@@ -121,21 +120,24 @@ fn write_schemas(api: &ApiServer, folder: &Path) {
 }
 
 /// Kinds that the chart makes.
-const WANTED: [&str; 16] = [
+const WANTED: [&str; 19] = [
     "clusterrole",
     "clusterrolebinding",
     "configmap",
     "daemonset",
     "deployment",
+    "httproute",
     "ingress",
     "namespace",
     "networkpolicy",
     "pod",
     "poddisruptionbudget",
+    "prometheusrule",
     "role",
     "rolebinding",
     "service",
     "serviceaccount",
+    "servicemonitor",
     "validatingadmissionpolicy",
     "validatingadmissionpolicybinding",
 ];
@@ -143,7 +145,7 @@ const WANTED: [&str; 16] = [
 /// From the newest commit whose chart is different.
 #[test]
 fn an_upgrade_from_the_chart_before_keeps_models() {
-    let before = chart_before();
+    let before = chart_before(&["charts/prima"]).expect("a commit with another chart");
     let api = ApiServer::start(Backend::Etcd);
     let chart = inputs::file("charts/prima");
     let helm = |verb: &str, chart: &Path| {
@@ -507,6 +509,12 @@ fn install(api: &ApiServer, args: &[&str]) {
     ];
     api.helm(&[&install[..], args].concat())
         .expect("is installed");
+}
+
+/// Those of other projects, too.
+fn install_all_definitions(api: &ApiServer) {
+    api.apply(&definitions::foreign()).expect("are valid");
+    install_definitions(api);
 }
 
 fn install_definitions(api: &ApiServer) {

@@ -1,14 +1,15 @@
-//! Model servers that are slow, limit rates, send what no model has, or are none of anybody's business: the operator goes on.
+//! Model servers that are slow, limit rates, lie about sizes, send what no model has, or are none of anybody's business: the operator goes on.
 
 use std::fs;
 use std::io::ErrorKind;
 use std::net::TcpListener;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use prima_test_hub::{Control, Fail, TestHub};
 use prima_tests::api_server::{self, ApiServer, Backend};
 use prima_tests::declared_machines::{DeclaredMachines, FILE, made_up};
 use prima_tests::operator::{Operator, install_chart};
+use prima_tests::stopwatch::Stopwatch;
 use prima_tests::wait_until;
 use serde_json::{Value, json};
 
@@ -34,6 +35,7 @@ fn hostile_servers_stop_neither_operator_nor_models() {
     fs::create_dir_all(&repo).expect("a folder");
     fs::write(repo.join("huge.gguf"), many_short_texts(31 << 20)).expect("a file");
     fs::write(repo.join("larger.gguf"), many_short_texts(40 << 20)).expect("a file");
+    fs::write(repo.join("cut.gguf"), &many_short_texts(1 << 20)[..600_000]).expect("a file");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let hub = |control: Control| {
         let hub = runtime.block_on(TestHub::start(folder.path()));
@@ -59,6 +61,17 @@ fn hostile_servers_stop_neither_operator_nor_models() {
         }),
         ..Control::default()
     });
+    // Of what is sent, and of what the hub itself says of the file.
+    let claims = |size: u64, linked: bool| {
+        hub(Control {
+            claims: Some(size),
+            linked,
+            ..Control::default()
+        })
+    };
+    let claims_more = claims(1 << 40, false);
+    let claims_less = claims(1000, false);
+    let contradicts = claims(1 << 40, true);
     // Only what runs on this machine may reach it.
     let internal = TcpListener::bind("127.0.0.2:0").expect("a port");
     internal.set_nonblocking(true).expect("a listener");
@@ -109,6 +122,21 @@ fn hostile_servers_stop_neither_operator_nor_models() {
         );
     }
     refuse(
+        "claims-more".into(),
+        file(&claims_more, "cut.gguf"),
+        "the connection ended after 0",
+    );
+    refuse(
+        "claims-less".into(),
+        file(&claims_less, "huge.gguf"),
+        "bytes left), found",
+    );
+    refuse(
+        "contradicts".into(),
+        file(&contradicts, "huge.gguf"),
+        "size in bytes was",
+    );
+    refuse(
         "internal".into(),
         json!({"url": {"url": internal_url}}),
         "not on the internet",
@@ -126,7 +154,7 @@ fn hostile_servers_stop_neither_operator_nor_models() {
         plain.requests() > 0 && drips.requests() > 0
     });
     machines.silence(lost);
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     wait_until("the other machines answer", || {
         let model = get(&api, "model", "good");
         let nodes = model["status"]["nodes"].as_array().into_iter().flatten();

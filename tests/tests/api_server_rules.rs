@@ -336,7 +336,7 @@ fn the_accounts_have_the_verbs_that_they_need_and_no_others() {
         ("leases.coordination.k8s.io", "create patch"),
     ]);
     assert_eq!(allowed(&api, "prima-agent", &expected), expected);
-    let expected = set(&[
+    let mut expected = set(&[
         ("models.prima.dev", "get list watch"),
         ("models.prima.dev/status", "patch"),
         ("models.prima.dev/finalizers", "update"),
@@ -354,6 +354,10 @@ fn the_accounts_have_the_verbs_that_they_need_and_no_others() {
         ),
         ("secrets", "get"),
     ]);
+    assert_eq!(allowed(&api, "prima-operator", &expected), expected);
+    // Where agents mount claims, it tells what these lack.
+    upgrade_chart(&api, &["--set", "agent.persistentVolumeClaims={models}"]);
+    expected.extend(set(&[("persistentvolumeclaims", "list watch")]));
     assert_eq!(allowed(&api, "prima-operator", &expected), expected);
 
     // What the cluster's own roles get of the chart. Plans have digests of API keys, which are not for viewers.
@@ -434,7 +438,7 @@ fn allowed(
 
 /// Which of these verbs on these resources the API server allows an account in the chart's namespace.
 fn allowed_now(api: &ApiServer, account: &str) -> BTreeSet<(String, String)> {
-    const RESOURCES: [&str; 21] = [
+    const RESOURCES: [&str; 22] = [
         "models.prima.dev",
         "models.prima.dev/status",
         "models.prima.dev/finalizers",
@@ -447,6 +451,7 @@ fn allowed_now(api: &ApiServer, account: &str) -> BTreeSet<(String, String)> {
         "nodes",
         "nodes/status",
         "resourcequotas",
+        "persistentvolumeclaims",
         "events.events.k8s.io",
         "leases.coordination.k8s.io",
         "secrets",

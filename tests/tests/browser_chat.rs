@@ -1,12 +1,12 @@
 //! The chat page in Debian's Chromium, before a ring of three in two rounds: tests/browser/ holds what it does there.
 
-use prima_tests::local_ring::LocalRing;
+use prima_tests::machine_ring::MachineRing;
 use prima_tests::{assets, python};
 
 #[test]
 fn chat_page_works_in_a_browser() {
-    let ring = LocalRing::for_clients().rounds(2).start();
-    let members = ring.members().len();
+    let ring = MachineRing::for_clients(2);
+    let members = ring.pids().len();
     let axe = assets::path("axe/axe.min.js").expect("axe-core");
     let more = [
         ("PRIMA_AXE", axe.display().to_string()),

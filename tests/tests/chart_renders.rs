@@ -170,10 +170,30 @@ fn values_that_mean_nothing_are_refused_by_name() {
         ("ingress.models[0].name=qwen", "'host'"),
         ("httpRoute.enabled=true", "/httpRoute/parentRefs"),
         ("agent.createNamespace=true", "agent.namespace: name it"),
+        (
+            "agent.claimNodeLabel.key=kubernetes.io/hostname",
+            "/agent/claimNodeLabel/value",
+        ),
+        (
+            "agent.updateStrategy.rollingUpdate.maxSurge=1",
+            "/agent/updateStrategy/rollingUpdate/maxSurge",
+        ),
     ] {
         let refused = template(&["--set", set]).expect_err(set);
         assert!(refused.contains(named), "{set}: {refused}");
     }
+}
+
+/// As with `--reuse-values` from a chart that had no such label.
+#[test]
+fn claims_are_mounted_by_all_agents_without_a_label() {
+    let claims = ["--set", "agent.persistentVolumeClaims={models}"];
+    let without = ["--set", "agent.claimNodeLabel=null"];
+    let by_default = template(&claims).expect("renders");
+    let without = template(&[claims, without].concat()).expect("renders");
+    assert_eq!(without, by_default);
+    assert!(by_default.contains("claimName: models"));
+    assert!(!by_default.contains("-claims\n"));
 }
 
 #[test]

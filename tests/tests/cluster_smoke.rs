@@ -1,5 +1,5 @@
-//! The harness's cluster is a real one: its nodes run pods from an image that was built here, pods reach each other, Services, the API
-//! server and a test's own server, and a node can lose its power or its link, and get them back.
+//! The harness's cluster is a real one: its nodes pull an image that was built here, by its name and by its digest, and run pods from it; pods
+//! reach each other, Services, the API server and a test's own server; and a node can lose its power or its link, and get them back.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -9,28 +9,29 @@ use std::thread;
 use std::time::Duration;
 
 use prima_tests::cluster::{Cluster, build_images};
+use prima_tests::registry::Registry;
 use prima_tests::{PATIENCE, http, timeout_argument, wait_for};
 
 const NODES: usize = 3;
 /// For an answer, where another try may follow: a connection may have begun too early to lead anywhere.
 const TRY: Duration = Duration::from_secs(10);
 
-/// A web server on every node that tells the node's name, as little trusted as a pod can be.
+/// A web server on every node that tells the node's name, as little trusted as a pod can be. NAME is its own, IMAGE its image's.
 const ECHO: &str = r#"
 apiVersion: apps/v1
 kind: DaemonSet
-metadata: {name: echo, namespace: default}
+metadata: {name: NAME, namespace: default}
 spec:
-  selector: {matchLabels: {app: echo}}
+  selector: {matchLabels: {app: NAME}}
   template:
-    metadata: {labels: {app: echo}}
+    metadata: {labels: {app: NAME}}
     spec:
       automountServiceAccountToken: false
       securityContext: {runAsNonRoot: true, runAsUser: 65532, seccompProfile: {type: RuntimeDefault}}
       terminationGracePeriodSeconds: 0
       containers:
       - name: echo
-        image: localhost/echo:smoke
+        image: IMAGE
         args: [/www]
         env: [{name: NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]
         readinessProbe: {httpGet: {port: 8080, path: /}, periodSeconds: 1}
@@ -41,10 +42,12 @@ spec:
 ---
 apiVersion: v1
 kind: Service
-metadata: {name: echo, namespace: default}
-spec: {selector: {app: echo}, ports: [{port: 80, targetPort: 8080}]}
+metadata: {name: NAME, namespace: default}
+spec: {selector: {app: NAME}, ports: [{port: 80, targetPort: 8080}]}
 "#;
 
+/// In the archive that it is built into.
+const ECHO_IMAGE: &str = "localhost/echo:smoke";
 /// The image's program.
 const SERVE: &str = r#"#!/bin/busybox sh
 cd "$1"
@@ -57,9 +60,18 @@ exec /bin/busybox httpd -f -p 8080
 fn pods_run_on_every_node_and_reach_each_other() {
     let cluster = Cluster::start(NODES);
     let folder = tempfile::tempdir().expect("a temporary folder");
-    cluster.import_images(&build_echo_image(folder.path()));
-    cluster.apply(ECHO).expect("a DaemonSet and a Service");
-    cluster.wait_for_daemon("echo");
+    let registry = Registry::start_in(&cluster);
+    let archive = build_echo_image(folder.path());
+    let digest = registry.push_within(&cluster, &archive, ECHO_IMAGE, "tests/echo:smoke");
+    let repository = format!("{}/tests/echo", registry.address());
+    for (name, image) in [
+        ("echo", format!("{repository}:smoke")),
+        ("pinned", format!("{repository}@{digest}")),
+    ] {
+        let echo = ECHO.replace("NAME", name).replace("IMAGE", &image);
+        cluster.apply(&echo).expect("a DaemonSet and a Service");
+        cluster.wait_for_daemon(name);
+    }
 
     let pods = pods_by_node(&cluster);
     assert_eq!(pods.len(), NODES);
@@ -143,7 +155,7 @@ fn wait_for_condition(cluster: &Cluster, what: &str, condition: &str) {
 fn pods_by_node(cluster: &Cluster) -> Vec<Pod> {
     let pod = "{.metadata.name} {.spec.nodeName} {.status.podIP}";
     let template = format!("jsonpath={{range .items[*]}}{pod}{{\"\\n\"}}{{end}}");
-    let printed = cluster.kubectl(&["get", "pods", "-o", &template]);
+    let printed = cluster.kubectl(&["get", "pods", "-l", "app=echo", "-o", &template]);
     let printed = printed.expect("pods");
     let mut pods: Vec<Pod> = printed.lines().map(pod_of).collect();
     pods.sort_by(|a, b| a.node.cmp(&b.node));
@@ -203,6 +215,6 @@ fn serve_once(cluster: &Cluster) -> SocketAddr {
 
 fn build_echo_image(folder: &Path) -> PathBuf {
     fs::write(folder.join("serve"), SERVE).expect("write a file");
-    let image = ("localhost/echo:smoke".to_owned(), "serve");
+    let image = (ECHO_IMAGE.to_owned(), "serve");
     build_images(folder, "tools-root.tar", &[image])
 }

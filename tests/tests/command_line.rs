@@ -200,6 +200,27 @@ fn plans_count_on_the_experts_that_tokens_come_back_to() {
 }
 
 #[test]
+fn a_first_token_that_no_ring_has_in_time_is_told() {
+    let sample = |path| inputs::file(&format!("operator/samples/{path}"));
+    for (seconds, expected) in [
+        ("0", "--first-token <SECONDS>"),
+        ("1", "no ring has the first token within 1 s"),
+        ("1", "the soonest takes about"),
+    ] {
+        let mut prima = Command::new(inputs::program("prima"));
+        prima
+            .args(["plan", "--first-token", seconds, "--model"])
+            .arg(sample("models/qwen3-32b.yaml"))
+            .arg("--profiles")
+            .arg(sample("machines/four-office-pcs.yaml"));
+        let output = prima.output().expect("prima");
+        assert!(!output.status.success());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains(expected), "{said}");
+    }
+}
+
+#[test]
 fn beyond_this_machine_a_ring_asks_for_a_key() {
     let run = || {
         LocalRing::builder()

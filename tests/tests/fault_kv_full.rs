@@ -1,13 +1,16 @@
 //! More conversations at once than the KV cache holds, on machines that have as much memory as was planned and no more: all are
-//! answered, members never hold more than the plan pays for, and the kernel kills nobody. And clients that want far too much of such a machine,
-//! which has a little more memory for them. Real memory limits, so this takes root and a writable memory cgroup; `make test` leaves it out
-//! elsewhere, and says so.
+//! answered, no member ever holds more than the plan pays for, and the kernel kills nobody. The same of a model whose layers mostly have windows.
+//! And clients that want far too much of such a machine, which has a little more memory for them. Real memory limits, so this takes root and a
+//! writable memory cgroup; `make test` leaves it out elsewhere, and says so.
 
 use std::net::SocketAddr;
+use std::ops::Range;
+use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
 use prima_crds::v1alpha1::ring_plan::RingPlan;
+use prima_test_models::MadeUpModel;
 use prima_tests::local_ring::smollm2;
 use prima_tests::machine::{Limits, Machine, cold_copy};
 use prima_tests::machine_ring::{MachineRing, Node, ThisMachine, plan, usual_profile};
@@ -16,23 +19,21 @@ use prima_tests::siege::{allow_open_files, hostile_bodies, siege, streams};
 use prima_tests::{Endpoint, http};
 use serde_json::{Map, Value, json};
 
-const CONTEXT: usize = 512;
+/// Requests that a plan runs at once where nobody says how many.
 const AT_ONCE: usize = 16;
-/// Requests that fill the context together.
-const SHORT: Tokens = Tokens {
-    prompt: 16,
-    answer: CONTEXT / AT_ONCE - 16,
-};
-/// Requests of which each fills it.
-const LONG: Tokens = Tokens {
-    prompt: CONTEXT - 16,
-    answer: 16,
-};
 /// An agent leaves a twentieth of a machine to its owner.
 const OWNERS_SHARE: u64 = 20;
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
 /// What clients may take of rank 0 before they are admitted.
 const BESIEGERS_SHARE: u64 = 512 << 20;
+
+/// A model, and what it is asked.
+struct Case {
+    model: PathBuf,
+    context: usize,
+    /// The tokens of prompts.
+    tokens: Range<usize>,
+}
 
 /// Of a request.
 #[derive(Clone, Copy)]
@@ -50,16 +51,12 @@ struct Most {
 
 #[test]
 fn conversations_of_16_contexts_fit_into_the_memory_of_one() {
-    let model = smollm2();
-    let context = CONTEXT.to_string();
-    let arguments = ["--context", &context, "--concurrency", "1"];
-    let mut one = plan(&model, vec![usual_profile(); 2], &arguments).plan;
-    let members = one.spec.members.iter();
-    let planned_bytes: u64 = members
-        .map(|member| member.kv_bytes.expect("a planned KV cache") as u64)
-        .sum();
-    one.spec.max_concurrent_requests = AT_ONCE as i32;
-
+    let case = Case {
+        model: smollm2(),
+        context: 512,
+        tokens: 100..40_100,
+    };
+    let one = case.plan();
     // Other tests may have the model in memory, where it would not count on these machines.
     let folders = [(); 2].map(|()| tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
     let machines: Vec<Machine> = memory(&one)
@@ -67,7 +64,7 @@ fn conversations_of_16_contexts_fit_into_the_memory_of_one() {
         .enumerate()
         .map(|(rank, bytes)| {
             let limits = Limits::of_memory(bytes + bytes / (OWNERS_SHARE - 1));
-            Machine::new(&format!("full{rank}"), &limits, &model).unwrap()
+            Machine::new(&format!("full{rank}"), &limits, &case.model).unwrap()
         })
         .collect();
     // Of the machines above, each is its member's.
@@ -83,30 +80,12 @@ fn conversations_of_16_contexts_fit_into_the_memory_of_one() {
         .zip(&folders)
         .map(|(machine, folder)| Node {
             machine,
-            model: cold_copy(&model, folder.path()).unwrap(),
+            model: cold_copy(&case.model, folder.path()).unwrap(),
         })
         .collect();
+    let planned_bytes = kv_bytes(&one);
     let mut ring = MachineRing::start(one, &nodes, &[]);
-
-    let never = end_tokens(&OneProcess::open(&model, 1).unwrap());
-    let requests = Requests {
-        address: ring.address(),
-        never: never
-            .iter()
-            .map(|token| (token.to_string(), json!(-100)))
-            .collect(),
-    };
-    let (answers, most) = thread::scope(|scope| {
-        let clients = scope.spawn(|| [SHORT, LONG].map(|tokens| requests.ask_all(tokens)));
-        let most = watch(requests.address, || !clients.is_finished());
-        (clients.join().unwrap(), most)
-    });
-
-    // What had to make room and was computed again is still the same.
-    for (tokens, answers) in [SHORT, LONG].into_iter().zip(answers) {
-        assert_eq!(requests.ask(AT_ONCE - 1, tokens), answers[AT_ONCE - 1]);
-    }
-    assert!(most.positions > CONTEXT as u64 / 2, "never full: {most:?}");
+    let most = case.fill(&ring);
     assert!(
         most.bytes > planned_bytes / 2,
         "never full: {most:?} of {planned_bytes}"
@@ -118,11 +97,45 @@ fn conversations_of_16_contexts_fit_into_the_memory_of_one() {
     }
 }
 
+/// Of seven layers, one sees all positions. The others keep the ends of conversations, for which there is less memory than for the context.
+#[test]
+fn conversations_of_16_contexts_fit_into_windows() {
+    let folder = tempfile::tempdir().unwrap();
+    let case = Case {
+        model: folder.path().join("gemma3.gguf"),
+        context: 4096,
+        tokens: 0..95,
+    };
+    let made_up = MadeUpModel {
+        context_length: case.context as u32,
+        ..MadeUpModel::of("gemma3")
+    };
+    made_up.write_for_ring(&case.model);
+    let planned = case.plan();
+    assert_eq!(planned.spec.windowed_sequences, AT_ONCE as i32);
+    let planned_bytes = kv_bytes(&planned);
+    // Keys and values in F16.
+    let position = 2 * 2 * made_up.kv_heads * made_up.head_dim();
+    let whole = (made_up.layers * case.context * position) as u64;
+    assert!(planned_bytes < whole, "{planned_bytes} of {whole}");
+    let nodes = [(); 2].map(|()| Node {
+        machine: &ThisMachine,
+        model: case.model.clone(),
+    });
+    let mut ring = MachineRing::start(planned, &nodes, &[]);
+    let most = case.fill(&ring);
+    // Between chunks of prompts, windows hold half of what these take, and less.
+    assert!(
+        most.bytes > planned_bytes / 4,
+        "never full: {most:?} of {planned_bytes}"
+    );
+    ring.expect_all_running();
+}
+
 #[test]
 fn a_siege_fits_into_half_a_gigabyte_beside_the_plan() {
     let model = smollm2();
-    let context = CONTEXT.to_string();
-    let planned = plan(&model, vec![usual_profile(); 2], &["--context", &context]).plan;
+    let planned = plan(&model, vec![usual_profile(); 2], &["--context", "512"]).plan;
     let limits = Limits::of_memory(memory(&planned)[0] + BESIEGERS_SHARE);
     let machine = Machine::new("siege", &limits, &model).unwrap();
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -156,8 +169,59 @@ fn memory(plan: &RingPlan) -> Vec<u64> {
         .collect()
 }
 
-/// Reads what the ring tells while requests run; panics when it is more than it says was planned.
-fn watch(address: SocketAddr, run: impl Fn() -> bool) -> Most {
+/// Bytes that the plan counts on for the KV caches of all members.
+fn kv_bytes(plan: &RingPlan) -> u64 {
+    let members = plan.spec.members.iter();
+    members
+        .map(|member| member.kv_bytes.expect("a planned KV cache") as u64)
+        .sum()
+}
+
+impl Case {
+    fn plan(&self) -> RingPlan {
+        let context = self.context.to_string();
+        let profiles = vec![usual_profile(); 2];
+        plan(&self.model, profiles, &["--context", &context]).plan
+    }
+
+    /// Asks for short answers that fill the context together, then for long ones of which each fills it. All must be answered, and what had to
+    /// make room and was computed again as before.
+    fn fill(&self, ring: &MachineRing) -> Most {
+        let short = Tokens {
+            prompt: 16,
+            answer: self.context / AT_ONCE - 16,
+        };
+        let long = Tokens {
+            prompt: self.context - 16,
+            answer: 16,
+        };
+        let never = end_tokens(&OneProcess::open(&self.model, 1).unwrap());
+        let requests = Requests {
+            address: ring.address(),
+            tokens: self.tokens.clone(),
+            never: never
+                .iter()
+                .map(|token| (token.to_string(), json!(-100)))
+                .collect(),
+        };
+        let (answers, most) = thread::scope(|scope| {
+            let clients = scope.spawn(|| [short, long].map(|tokens| requests.ask_all(tokens)));
+            let most = watch(requests.address, self.context, || !clients.is_finished());
+            (clients.join().unwrap(), most)
+        });
+        for (tokens, answers) in [short, long].into_iter().zip(answers) {
+            assert_eq!(requests.ask(AT_ONCE - 1, tokens), answers[AT_ONCE - 1]);
+        }
+        assert!(
+            most.positions > self.context as u64 / 2,
+            "never full: {most:?}"
+        );
+        most
+    }
+}
+
+/// Reads what the ring tells while requests run; panics when it is more than it says was planned, of all members or of one.
+fn watch(address: SocketAddr, context: usize, run: impl Fn() -> bool) -> Most {
     let mut most = Most::default();
     while run() {
         let told = http::get(address, "/ring").unwrap().json();
@@ -165,7 +229,13 @@ fn watch(address: SocketAddr, run: impl Fn() -> bool) -> Most {
         let used = number("/ring/kv/used_positions");
         let planned = number("/ring/kv/planned_positions");
         assert!(used <= planned, "{used} positions of {planned}");
-        assert_eq!(planned, CONTEXT as u64);
+        assert_eq!(planned, context as u64);
+        let members = told.pointer("/ring/members").and_then(Value::as_array);
+        for member in members.expect("members") {
+            let bytes = |field: &str| member[field].as_f64().expect(field);
+            let (held, planned) = (bytes("kv_cache_bytes"), bytes("planned_kv_bytes"));
+            assert!(held <= planned, "{held} bytes of {planned}: {member}");
+        }
         most.positions = most.positions.max(used);
         most.bytes = most.bytes.max(number("/ring/kv_bytes"));
         thread::sleep(SAMPLE_INTERVAL);
@@ -175,6 +245,8 @@ fn watch(address: SocketAddr, run: impl Fn() -> bool) -> Most {
 
 struct Requests {
     address: SocketAddr,
+    /// Those of prompts.
+    tokens: Range<usize>,
     /// Tokens that would end an answer early.
     never: Map<String, Value>,
 }
@@ -193,7 +265,10 @@ impl Requests {
 
     fn ask(&self, number: usize, tokens: Tokens) -> String {
         let prompt: Vec<usize> = (1..=tokens.prompt)
-            .map(|position| 100 + (number * 6151 + position * 7919) % 40_000)
+            .map(|position| {
+                let place = (number * 6151 + position * 7919) % self.tokens.len();
+                self.tokens.start + place
+            })
             .collect();
         let body = json!({
             "prompt": prompt,

@@ -1,6 +1,5 @@
-//! A member that dies or hangs in mid-stream: the client is told which one within the ring's deadlines ([`TOLD_WITHIN`] is
-//! longer). If it died, `prima run` ends with an error that says so. One that stands still is named before it counts as lost. Nothing hangs or
-//! stays behind.
+//! A member that dies or hangs in mid-stream: the client is told which one, at once if it died, and else within eight seconds. If it died, `prima run`
+//! ends with an error that says so. One that stands still is named before it counts as lost. Nothing hangs or stays behind.
 
 use std::sync::mpsc;
 use std::thread;
@@ -9,12 +8,15 @@ use std::time::{Duration, Instant};
 use prima_tests::http::{self, EventStream};
 use prima_tests::local_ring::{LocalRing, Member, assert_none_left, smollm2};
 use prima_tests::process::send_signal;
+use prima_tests::stopwatch::Stopwatch;
 use prima_tests::{Endpoint, wait_for, wait_until};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-/// From the moment of its loss until the client knows who is lost.
-const TOLD_WITHIN: Duration = Duration::from_secs(60);
+/// From its end until the client knows who is lost, where it is noticed at once; the rest is for a slow machine.
+const END_TOLD_WITHIN: Duration = Duration::from_secs(5);
+/// The same from when it falls silent, which is noticed within eight seconds.
+const SILENCE_TOLD_WITHIN: Duration = Duration::from_secs(15);
 
 #[test]
 fn killing_rank_1_fails_the_stream_and_ends_the_ring() {
@@ -31,10 +33,11 @@ fn killing_the_last_rank_fails_the_stream_and_ends_the_ring() {
 fn killing_rank_0_breaks_the_stream_off_and_ends_the_ring() {
     let (ring, events) = ring_in_mid_stream();
     let victim = ring.members()[0].clone();
-    let lost = Instant::now();
+    let lost = Stopwatch::start();
     send_signal(victim.pid, Signal::KILL);
     let rest: Vec<String> = events.map_while(Result::ok).collect();
-    assert!(lost.elapsed() < TOLD_WITHIN, "after {:?}", lost.elapsed());
+    let told = lost.elapsed();
+    assert!(told < END_TOLD_WITHIN, "after {told:?}");
     assert_ne!(rest.last().map(String::as_str), Some("[DONE]"));
     assert_ring_names(ring, &victim);
 }
@@ -44,9 +47,9 @@ fn killing_rank_0_breaks_the_stream_off_and_ends_the_ring() {
 fn a_member_that_hangs_is_lost_and_named() {
     let (ring, events) = ring_in_mid_stream();
     let victim = ring.members()[1].clone();
-    let lost = Instant::now();
+    let lost = Stopwatch::start();
     send_signal(victim.pid, Signal::STOP);
-    assert_told(events, &victim, lost);
+    assert_told(events, &victim, &lost, SILENCE_TOLD_WITHIN);
     ring.stop();
 }
 
@@ -96,21 +99,21 @@ fn a_ring_that_stands_still_says_so_until_it_goes_on() {
     let ring = LocalRing::builder().model(&smollm2()).members(3).start();
     let expected = ring.complete(PROMPT, TOKENS);
     let health = || http::get(ring.address(), "/health").unwrap();
-    assert_eq!(health().status, 200);
+    // A rank 0 that gets no processor for seconds says so, too.
+    wait_until("/health is well", || health().status == 200);
     let victim = ring.members()[1].clone();
-    let stopped = Instant::now();
+    let why = format!("no sign of life from member {}", victim.name);
+    let stopped = Stopwatch::start();
     send_signal(victim.pid, Signal::STOP);
     let said = wait_for("/health says it", || match health() {
-        answer if answer.status == 200 => Err("not yet"),
-        answer => Ok(answer),
+        answer if answer.body.contains(&why) => Ok(answer),
+        answer => Err(answer.body),
     });
     let after = stopped.elapsed();
     eprintln!("said after {after:?}: {}", said.body);
     assert!(after < SAID_WITHIN, "said after {after:?}");
     assert_eq!(said.status, 503);
     assert_eq!(said.json()["failsAt"], json!(victim.name));
-    let why = format!("no sign of life from member {}", victim.name);
-    assert!(said.body.contains(&why), "{}", said.body);
     let ready = http::metric(ring.address(), "prima_ring_ready").unwrap();
     assert!(ready < 0.5, "{ready}");
     let answer = thread::scope(|scope| {
@@ -128,9 +131,9 @@ fn a_ring_that_stands_still_says_so_until_it_goes_on() {
 fn kill_and_be_told(rank: usize) {
     let (ring, events) = ring_in_mid_stream();
     let victim = ring.members()[rank].clone();
-    let lost = Instant::now();
+    let lost = Stopwatch::start();
     send_signal(victim.pid, Signal::KILL);
-    assert_told(events, &victim, lost);
+    assert_told(events, &victim, &lost, END_TOLD_WITHIN);
     assert_ring_names(ring, &victim);
 }
 
@@ -159,10 +162,10 @@ fn stream(ring: &LocalRing, tokens: usize) -> EventStream {
 }
 
 /// The stream ends with an error event that names the lost member, and never with `[DONE]`.
-fn assert_told(events: EventStream, victim: &Member, lost: Instant) {
+fn assert_told(events: EventStream, victim: &Member, lost: &Stopwatch, within: Duration) {
     let error = events.error_at_end();
     let told = lost.elapsed();
-    assert!(told < TOLD_WITHIN, "told after {told:?}: {error}");
+    assert!(told < within, "told after {told:?}: {error}");
     assert!(
         error.contains(&victim.name) && error.contains("lost"),
         "expected an error that names {}, found {error:?}",

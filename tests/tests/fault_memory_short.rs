@@ -3,18 +3,19 @@
 
 use std::path::Path;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use prima_gguf::GgmlType;
 use prima_test_models::MadeUpModel;
 use prima_tests::local_ring::{LocalRing, smollm2};
 use prima_tests::machine::{Limits, Machine, cold_copy};
+use prima_tests::stopwatch::Stopwatch;
 use prima_tests::{Endpoint, http, wait_until};
 
 const MB: u64 = 1 << 20;
 const LIMIT: u64 = 320 * MB;
-/// From the moment when the other program begins to take memory.
-const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(30);
+/// From the moment when the other program starts. A second is promised; the rest is for that program, and for a slow machine.
+const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(10);
 
 #[test]
 fn weights_make_room_within_seconds_and_answers_stay_the_same() {
@@ -69,7 +70,7 @@ fn make_room(model: &Path, prompt: &str, counted: &[&str]) {
         assert_eq!(ring.complete(prompt, 24), answer);
         metric(&ring, "prima_member_streamed_weight_bytes") > 0.0
     };
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     while !streams() {
         assert!(begun.elapsed() < GIVEN_BACK_WITHIN, "nothing given back");
         thread::sleep(Duration::from_millis(500));

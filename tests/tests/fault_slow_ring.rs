@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use prima_tests::Endpoint;
 use prima_tests::http::{self, EventStream};
-use prima_tests::local_ring::{LocalRing, smollm2};
+use prima_tests::local_ring::smollm2;
 use prima_tests::machine::{Limits, Machine};
-use prima_tests::machine_ring::{MachineRing, Node, plan, usual_profile};
+use prima_tests::machine_ring::{MachineRing, Node, cut};
 use prima_tests::process::send_signal;
+use prima_tests::stopwatch::Stopwatch;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -21,11 +22,12 @@ const SLOW: &str = "m1";
 /// written is on the link for 0.3 s more.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 const PROMPT: &str = "The capital of France is";
+const CONTEXT: i32 = 512;
 
 #[test]
 fn a_slow_ring_answers_as_any_other() {
     const TOKENS: usize = 12;
-    let usual = LocalRing::builder().model(&smollm2()).members(1).start();
+    let usual = MachineRing::start_here(cut(&smollm2(), CONTEXT, 1, 1), &[]);
     let expected = usual.complete(PROMPT, TOKENS);
     usual.stop();
     let machines = machines();
@@ -43,9 +45,9 @@ fn a_killed_member_of_a_slow_ring_is_named() {
     let machines = machines();
     let ring = SlowRing::start(&machines);
     let events = ring.stream_in_the_middle();
-    let signal = Instant::now();
+    let signal = Stopwatch::start();
     send_signal(ring.slow, Signal::KILL);
-    assert_told(events, signal);
+    assert_told(events, &signal);
 }
 
 /// Its connections stay, only its silence can give it away.
@@ -54,15 +56,15 @@ fn a_silent_member_of_a_slow_ring_is_named() {
     let machines = machines();
     let ring = SlowRing::start(&machines);
     let events = ring.stream_in_the_middle();
-    let signal = Instant::now();
+    let signal = Stopwatch::start();
     send_signal(ring.slow, Signal::STOP);
-    assert_told(events, signal);
+    assert_told(events, &signal);
     // So that it can be ended.
     send_signal(ring.slow, Signal::CONT);
 }
 
 /// The client is told who is lost.
-fn assert_told(events: EventStream, signal: Instant) {
+fn assert_told(events: EventStream, signal: &Stopwatch) {
     let error = events.error_at_end();
     let told = signal.elapsed();
     eprintln!("told after {told:?}: {error}");
@@ -96,14 +98,11 @@ impl SlowRing {
     /// Waits until it is ready.
     fn start(machines: &[Machine]) -> SlowRing {
         let model = smollm2();
-        let plan = plan(
-            &model,
-            vec![usual_profile(); CPUS.len()],
-            &["--context", "512"],
-        )
-        .plan;
-        let mut members = plan.spec.members.iter();
-        let slow = members.position(|member| member.name == SLOW);
+        let mut plan = cut(&model, CONTEXT, CPUS.len(), 1);
+        for member in &mut plan.spec.members {
+            member.members_on_machine = 1;
+        }
+        let slow = plan.spec.rank_of(SLOW).expect("a slow member");
         let nodes: Vec<Node> = machines
             .iter()
             .map(|machine| Node {
@@ -113,7 +112,7 @@ impl SlowRing {
             .collect();
         let ring = MachineRing::start_apart(plan, &nodes, &["--threads", "1"], LINK);
         SlowRing {
-            slow: ring.pids()[slow.expect("a slow member")],
+            slow: ring.pids()[slow],
             ring,
         }
     }

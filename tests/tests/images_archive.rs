@@ -66,7 +66,7 @@ fn an_archive_has_an_image_for_each_name_and_processor() {
     }
 }
 
-/// As images have them: the links, libraries and certificates that programs find, and Vulkan in one of the two.
+/// As images have them: the links, libraries and certificates that programs find, what scanners look for, and Vulkan in one of the two.
 #[test]
 fn a_root_file_system_runs_the_programs() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -95,6 +95,11 @@ fn a_root_file_system_runs_the_programs() {
             .iter()
             .any(|one| one.contains("/mesa-vulkan-drivers@"));
         assert_eq!(vulkan, name == "root-gpu");
+        let release = fs::read_to_string(root.join("etc/os-release")).expect("a release");
+        let named = release
+            .lines()
+            .any(|line| line == "VERSION_CODENAME=trixie");
+        assert!(named, "{release}");
         let certificates = fs::read_to_string(root.join("etc/ssl/certs/ca-certificates.crt"));
         let certificates = certificates.expect("certificates");
         assert!(certificates.matches("BEGIN CERTIFICATE").count() > 100);
@@ -131,8 +136,11 @@ fn list(program: &str, root: &Path) -> Vec<String> {
     let compiled_in = json!({"name": "compiled in", "value": RUST});
     assert_eq!(properties[1], compiled_in);
     let components = document["components"].as_array().expect("components");
+    let (system, packages) = components.split_first().expect("components");
+    let debian = json!({"type": "operating-system", "bom-ref": "os:debian@13", "name": "debian", "version": "13"});
+    assert_eq!(*system, debian);
     let of = |one: &Value| one["purl"].as_str().expect("a purl").to_owned();
-    components.iter().map(of).collect()
+    packages.iter().map(of).collect()
 }
 
 fn sbom(program: &str, root: &Path) -> Output {
@@ -166,15 +174,20 @@ fn contents_are_listed_package_by_package() {
             .arg(folder.path().join("root"));
         assert!(pack.arg(".").status().expect("tar").success());
     };
-    pack();
-    let refused = sbom("prima", &tar);
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(
-        !refused.status.success() && said.contains("does not say which packages it has"),
-        "{said}"
-    );
-
+    let refused = |missing: &str| {
+        pack();
+        let output = sbom("prima", &tar);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(missing), "{said}");
+    };
+    refused("does not say which packages it has");
     fs::write(status.join("libc6"), fields).expect("a file");
+    refused("does not say which Debian it is");
+
+    let library = folder.path().join("root/usr/lib");
+    fs::create_dir_all(&library).expect("a folder");
+    let release = "NAME=\"Debian GNU/Linux\"\nVERSION_ID=\"13\"\nVERSION_CODENAME=trixie\n";
+    fs::write(library.join("os-release"), release).expect("a file");
     pack();
     let (operator, agent) = (list("prima", &tar), list("prima-node-agent", &tar));
     let libc = "pkg:deb/debian/libc6@2.41-12%2Bdeb13u1?arch=amd64&distro=trixie".to_owned();

@@ -1,6 +1,7 @@
-//! `images/release.sh` pushes an archive and the chart to a registry. Nodes and Helm get from there exactly what was released, by name and
-//! by digest.
+//! `images/release.sh` pushes an archive, lists of what is in it and the chart to a registry. Nodes and Helm get from there exactly what was
+//! released, by name and by digest, and whoever looks for known vulnerabilities the list of each image.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -17,6 +18,10 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const SBOM: &str = "application/vnd.cyclonedx+json";
+/// Where everything is in the registry: not where the chart of the repository looks for it.
+const NAMESPACE: &str = "home/prima";
 
 /// The repository's folders that a release takes, after a build.
 struct Tree(TempDir);
@@ -34,6 +39,11 @@ impl Tree {
         let built = tree.path("target/images");
         for architecture in ARCHITECTURES {
             build(&built, architecture);
+            for (name, ..) in IMAGES {
+                let list = list_name(repository_and_tag(name).0, architecture);
+                let content = format!("{{\"list\": \"{list}\"}}");
+                fs::write(built.join(list), content).expect("a file");
+            }
         }
         let assembled = assemble(&built, "prima.tar", &["amd64=amd64", "arm64=arm64"]);
         assert!(assembled.status.success(), "{assembled:?}");
@@ -79,7 +89,7 @@ impl Tree {
 struct Released {
     tree: Tree,
     registry: Registry,
-    /// Where everything is below.
+    /// Registry and namespace.
     namespace: String,
     /// What the release says: names and digests.
     digests: String,
@@ -88,7 +98,7 @@ struct Released {
 impl Released {
     fn new() -> Self {
         let (tree, registry) = (Tree::new(), Registry::start());
-        let namespace = format!("{}/prima-dev", registry.address());
+        let namespace = format!("{}/{NAMESPACE}", registry.address());
         let digests = digests(&tree, &namespace);
         Self {
             tree,
@@ -112,9 +122,18 @@ fn digests(tree: &Tree, namespace: &str) -> String {
 
 /// Repository, tag and digest of an image of the archive.
 fn parts<'a>(name: &'a str, index: &'a Value) -> (&'a str, &'a str, &'a str) {
-    let own = name.strip_prefix("ghcr.io/prima-dev/").expect("our name");
-    let (repository, tag) = own.split_once(':').expect("a tag");
+    let (repository, tag) = repository_and_tag(name);
     (repository, tag, index["digest"].as_str().expect("a digest"))
+}
+
+fn repository_and_tag(name: &str) -> (&str, &str) {
+    let own = name.strip_prefix("ghcr.io/prima-dev/").expect("our name");
+    own.split_once(':').expect("a tag")
+}
+
+/// As a build calls the list of what an image has.
+fn list_name(repository: &str, architecture: &str) -> String {
+    format!("{repository}-{architecture}.cdx.json")
 }
 
 #[test]
@@ -128,7 +147,7 @@ fn a_release_says_what_the_registry_has() {
         let line = format!("{}/{repository}:{tag}@{digest}", released.namespace);
         assert_eq!(lines.next(), Some(&*line));
         for reference in [tag, digest] {
-            let path = format!("/v2/prima-dev/{repository}/manifests/{reference}");
+            let path = format!("/v2/{NAMESPACE}/{repository}/manifests/{reference}");
             let answer = http::get_as(address, &path, INDEX).expect("an index");
             assert_eq!(answer.body.as_bytes(), layout.blob(index), "{path}");
             let images = answer.json()["manifests"].as_array().map(Vec::len);
@@ -144,6 +163,49 @@ fn a_release_says_what_the_registry_has() {
     thread::sleep(Duration::from_millis(1100));
     let again = digests(&released.tree, &released.namespace);
     assert_eq!(again, released.digests);
+}
+
+#[test]
+fn a_registry_has_the_list_of_what_each_image_has() {
+    let released = Released::new();
+    let layout = released.tree.layout();
+    for (index, (name, ..)) in layout.names().iter().zip(IMAGES) {
+        let (repository, _) = repository_and_tag(name);
+        let get = |path: &str, media_type: &str| {
+            let path = format!("/v2/{NAMESPACE}/{repository}/{path}");
+            let answer = http::get_as(released.registry.address(), &path, media_type);
+            let answer = answer.expect("an answer");
+            assert_eq!(answer.status, 200, "{path}: {answer:?}");
+            answer
+        };
+        for image in layout.images(index) {
+            let text = |value: &Value| value.as_str().expect("a text").to_owned();
+            let tag = text(&image["digest"]).replace(':', "-");
+            let artifact = get(&format!("manifests/{tag}.sbom"), MANIFEST).json();
+            assert_eq!(artifact["artifactType"], SBOM);
+            for field in ["mediaType", "digest", "size"] {
+                assert_eq!(artifact["subject"][field], image[field], "{artifact}");
+            }
+            let layers = artifact["layers"].as_array().expect("layers");
+            assert_eq!(layers.len(), 1, "{artifact}");
+            assert_eq!(layers[0]["mediaType"], SBOM);
+            let list = list_name(repository, &text(&image["platform"]["architecture"]));
+            let expected = released.tree.path(&format!("target/images/{list}"));
+            let found = get(&format!("blobs/{}", text(&layers[0]["digest"])), SBOM);
+            assert_eq!(found.body, fs::read_to_string(expected).expect("a list"));
+        }
+    }
+}
+
+#[test]
+fn a_list_that_is_missing_is_named() {
+    let tree = Tree::new();
+    let list = tree.path("target/images/prima-operator-arm64.cdx.json");
+    fs::remove_file(list).expect("a list");
+    let output = tree.release(&format!("{}/{NAMESPACE}", free_address()));
+    let said = String::from_utf8_lossy(&output.stderr);
+    let named = "target/images/prima-operator-arm64.cdx.json is missing: images/build.sh makes it";
+    assert!(!output.status.success() && said.contains(named), "{said}");
 }
 
 #[test]
@@ -185,18 +247,34 @@ fn helm_pulls_the_chart() {
     let chart = released.digests.lines().last().expect("the chart");
     let (name, digest) = chart.split_once('@').expect("a digest");
     let (repository, version) = name.rsplit_once(':').expect("a version");
-    let packaged = format!("target/images/prima-{version}.tgz");
-    // Installed, it asks for the images that were released with it; it is no release of the chart's own version.
+    let packaged = released
+        .tree
+        .path(&format!("target/images/prima-{version}.tgz"));
+    // It is no release of the chart's own version.
     let (_, tag) = IMAGES[0].0.rsplit_once(':').expect("a tag");
     assert!(version.ends_with(&format!("-{tag}")), "{version}");
-    let mut show = Command::new(program("helm"));
-    show.args(["show", "chart"])
-        .arg(released.tree.path(&packaged));
-    let shown = released.tree.run(show);
-    let shown = String::from_utf8_lossy(&shown.stdout);
-    let expected = format!("appVersion: {tag}");
-    assert!(shown.lines().any(|line| line == expected), "{shown}");
-    let packaged = fs::read(released.tree.path(&packaged)).expect("a chart");
+    // Installed, it asks for the images that were released with it; and it says so to whoever looks at it.
+    let lines = released.digests.lines().take(IMAGES.len());
+    let images: BTreeSet<&str> = lines.filter_map(|line| line.split('@').next()).collect();
+    let helm = |arguments: &[&str]| {
+        let mut helm = Command::new(program("helm"));
+        helm.args(arguments).arg(&packaged);
+        let output = released.tree.run(helm);
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let gpus = "agent.gpus.nvidia.enabled=true";
+    for arguments in [
+        &["template", "prima", "--set", gpus][..],
+        &["show", "chart"],
+    ] {
+        let said = helm(arguments);
+        let named = said
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("image: "));
+        assert_eq!(named.collect::<BTreeSet<_>>(), images, "{said}");
+    }
+    let packaged = fs::read(&packaged).expect("a chart");
     for (reference, version) in [
         (repository.to_owned(), Some(version)),
         (format!("{repository}@{digest}"), None),
@@ -220,7 +298,7 @@ fn helm_pulls_the_chart() {
 #[test]
 fn a_registry_that_is_not_there_is_named() {
     let (tree, nobody) = (Tree::new(), free_address());
-    let output = tree.release(&format!("{nobody}/prima-dev"));
+    let output = tree.release(&format!("{nobody}/{NAMESPACE}"));
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success(), "{said}");
     assert!(said.contains(&nobody.to_string()), "{said}");

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use prima_tests::machine_ring::{MachineRing, Node, ThisMachine, draft, plan, usual_profile};
+use prima_tests::machine_ring::{MachineRing, Node, ThisMachine, cut, draft};
 use prima_tests::{Endpoint, assets, http};
 use serde_json::{Value, json};
 
@@ -14,8 +14,7 @@ const DELAY: Duration = Duration::from_millis(8);
 fn running_ahead_changes_no_answer() {
     let model = assets::path("models/stories15M-F32.gguf").expect("a model");
     let ring = |members: usize, arguments: &[&str]| {
-        let profiles = vec![usual_profile(); members];
-        let mut plan = plan(&model, profiles, &["--context", "256"]).plan;
+        let mut plan = cut(&model, 256, members, 1);
         plan.spec.max_concurrent_requests = 2;
         // Right unless tokens are drawn.
         plan.spec.draft = Some(draft(&model));

@@ -10,13 +10,13 @@ use proptest::test_runner::{RngAlgorithm, TestRng};
 use serde_json::{Value, json};
 
 use prima_tests::local_ring::smollm2;
-use prima_tests::machine_ring::{MachineRing, Node, ThisMachine, plan, usual_profile};
+use prima_tests::machine_ring::{MachineRing, cut};
 use prima_tests::{Endpoint, assets, http};
 
 const REQUESTS: usize = 60;
 /// Requests that are asked together.
 const AT_ONCE: usize = 4;
-const CONTEXT: &str = "1024";
+const CONTEXT: i32 = 1024;
 /// Words of a prompt; conversations that get longer begin anew.
 const MOST_WORDS: usize = 400;
 /// Events after which a client hangs up.
@@ -37,18 +37,9 @@ struct Heard {
 
 #[test]
 fn kept_prefixes_change_no_answer_to_the_last_digit() {
-    let model = smollm2();
-    let profiles = vec![usual_profile(), usual_profile()];
-    let planned = plan(&model, profiles, &["--context", CONTEXT, "--rounds", "2"]);
-    let mut plan = planned.plan;
-    plan.spec.max_concurrent_requests = 16;
     let keys: Vec<String> = (0..=REQUESTS).map(|n| format!("key-{n}")).collect();
     let arguments: Vec<&str> = keys.iter().flat_map(|key| ["--api-key", key]).collect();
-    let node = || Node {
-        machine: &ThisMachine,
-        model: model.clone(),
-    };
-    let ring = MachineRing::start(plan, &[node(), node()], &arguments);
+    let ring = MachineRing::start_here(cut(&smollm2(), CONTEXT, 2, 2), &arguments);
     let address = ring.address();
 
     let mut mix = Mix::new();

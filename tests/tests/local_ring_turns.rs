@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use prima_tests::local_ring::{LocalRing, smollm2};
+use prima_tests::local_ring::smollm2;
+use prima_tests::machine_ring::{CONTEXT, MachineRing, cut};
 use prima_tests::{Endpoint, http};
 use serde_json::{Value, json};
 
@@ -17,7 +18,9 @@ const TOKENS: usize = 25;
 
 #[test]
 fn a_small_request_does_not_wait_for_a_flood() {
-    let ring = LocalRing::builder().model(&smollm2()).members(2).start();
+    let plan = cut(&smollm2(), CONTEXT, 2, 1);
+    assert_eq!(plan.spec.max_concurrent_requests, PLACES as i32);
+    let ring = MachineRing::start_here(plan, &[]);
     // Without API keys, clients are known by their addresses.
     let [much, little] = [Ipv4Addr::new(127, 0, 0, 1), Ipv4Addr::new(127, 0, 0, 2)];
     let ask = |client: Ipv4Addr, number: usize, tokens: usize| {
@@ -59,7 +62,7 @@ fn a_small_request_does_not_wait_for_a_flood() {
 }
 
 /// Requests that the ring runs now.
-fn running(ring: &LocalRing) -> u64 {
+fn running(ring: &impl Endpoint) -> u64 {
     let told = http::get(ring.address(), "/ring").unwrap();
     let running = told.json().pointer("/ring/running_requests").cloned();
     running.as_ref().and_then(Value::as_u64).expect("a number")

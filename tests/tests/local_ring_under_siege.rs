@@ -2,16 +2,17 @@
 //! does so meanwhile is for the benchmark.
 
 use prima_tests::Endpoint;
-use prima_tests::local_ring::{LocalRing, smollm2};
+use prima_tests::local_ring::smollm2;
+use prima_tests::machine_ring::{CONTEXT, MachineRing, cut};
 use prima_tests::process::peak_memory;
 use prima_tests::siege::{allow_open_files, hostile_bodies, siege, status_of, streams};
 
 #[test]
 fn a_siege_takes_little_memory_and_changes_no_answer() {
-    let ring = LocalRing::builder().model(&smollm2()).members(2).start();
+    let ring = MachineRing::start_here(cut(&smollm2(), CONTEXT, 2, 1), &[]);
     // Behind the ring's start, which has the usual limit.
     allow_open_files(4096);
-    let rank_0 = ring.members()[0].pid;
+    let rank_0 = ring.pids()[0];
     let in_peace = streams(&ring, || {}).0;
     let before = peak_memory(rank_0);
 

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::document::{self, API_VERSION, Checks, DocumentError, is_zero};
-use super::ring_plan::{CHUNK_POSITIONS, KV_BLOCK_POSITIONS, KvDtype};
+use super::ring_plan::{KV_BLOCK_POSITIONS, KvDtype, USUAL_WINDOWED_SEQUENCES};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -140,18 +140,35 @@ impl ModelProfileSpec {
         self.size_bytes.saturating_add(kv)
     }
 
-    /// Positions that a ring for one context of `positions` keeps, of each layer.
-    pub fn kept_positions(&self, positions: usize) -> Vec<usize> {
+    /// Positions that a ring for one context of `positions` keeps, of each layer; in those with windows, of so many long sequences, of whose prompts
+    /// `chunk_positions` go round together.
+    pub fn kept_positions(
+        &self,
+        positions: usize,
+        windowed_sequences: usize,
+        chunk_positions: usize,
+    ) -> Vec<usize> {
         let window = AttentionWindow {
             positions: self.attention_window as usize,
         };
-        let mut kept = vec![window.planned(positions); self.layers as usize];
+        let planned = window.planned(positions, windowed_sequences, chunk_positions);
+        let mut kept = vec![planned; self.layers as usize];
         for index in self.layers_that_see_all() {
             if let Some(kept) = kept.get_mut(index) {
                 *kept = positions;
             }
         }
         kept
+    }
+
+    /// For how many long sequences each of `kv_contexts` has memory in layers with windows, if so many requests run at once: for all of them, and
+    /// for no fewer than in plans that do not say. Those are all that there are for a model without windows.
+    pub fn windowed_sequences(&self, concurrent_requests: usize, kv_contexts: usize) -> usize {
+        let usual = USUAL_WINDOWED_SEQUENCES as usize;
+        match self.windowed_layers {
+            0 => usual,
+            _ => concurrent_requests.div_ceil(kv_contexts.max(1)).max(usual),
+        }
     }
 
     fn layers_that_see_all(&self) -> Vec<usize> {
@@ -200,19 +217,16 @@ pub struct AttentionWindow {
     pub positions: usize,
 }
 
-/// How many conversations a plan for one context has room for in layers with windows.
-const WINDOWED_SEQUENCES: usize = 4;
-
 impl AttentionWindow {
-    /// Positions that such a layer keeps of a long sequence: what the rows of one pass see, and one window more. So a conversation can go
-    /// back, and GPUs seldom have to move what they hold. They begin and end anywhere in a block, so there is one more of these.
-    pub fn kept(self) -> usize {
-        2 * self.positions + CHUNK_POSITIONS + KV_BLOCK_POSITIONS
+    /// Positions that such a layer keeps of a long sequence: what the rows of one pass see, a chunk at most, and one window more. So a conversation
+    /// can go back, and GPUs seldom have to move what they hold. They begin and end anywhere in a block, so there is one more of these.
+    pub fn kept(self, chunk_positions: usize) -> usize {
+        2 * self.positions + chunk_positions + KV_BLOCK_POSITIONS
     }
 
-    /// Positions that all sequences of a ring for one context may hold in such a layer.
-    pub fn planned(self, context_length: usize) -> usize {
-        context_length.min(WINDOWED_SEQUENCES * self.kept())
+    /// Positions that all sequences of a ring for one context may hold in such a layer: so many long ones, or all the context, if that is less.
+    pub fn planned(self, context_length: usize, sequences: usize, chunk_positions: usize) -> usize {
+        context_length.min(sequences.saturating_mul(self.kept(chunk_positions)))
     }
 }
 
@@ -399,12 +413,19 @@ mod tests {
     #[test]
     fn windows_bound_what_a_sequence_keeps() {
         let spec = profile().spec;
-        assert_eq!(spec.kept_positions(1000), [1000; 6]);
-        // One layer has all, five have two windows, a chunk and a block of each of four sequences.
-        let windowed = 4 * 1216;
-        let mut expected = [windowed; 6];
-        expected[1] = 6000;
-        assert_eq!(spec.kept_positions(6000), expected);
+        assert_eq!(spec.kept_positions(1000, 4, 128), [1000; 6]);
+        // One layer has all, five have two windows, a chunk and a block of each sequence; but no more than all.
+        for (positions, sequences, chunk, windowed) in [
+            (6000, 4, 128, 4 * 1216),
+            (6000, 16, 128, 6000),
+            (30_000, 16, 128, 16 * 1216),
+            (30_000, 16, 512, 16 * 1600),
+        ] {
+            let mut expected = [windowed; 6];
+            expected[1] = positions;
+            let kept = spec.kept_positions(positions, sequences, chunk);
+            assert_eq!(kept, expected);
+        }
         let seen = (6000.0 + 5.0 * 512.0) / 6.0;
         assert!((spec.seen_positions(6000.0) - seen).abs() < 1e-6);
         let all = ModelProfileSpec {
@@ -413,7 +434,19 @@ mod tests {
             full_attention_layers: Vec::new(),
             ..spec
         };
-        assert_eq!(all.kept_positions(6000), [6000; 6]);
+        assert_eq!(all.kept_positions(6000, 4, 128), [6000; 6]);
+        assert_eq!(all.windowed_sequences(16, 1), 4);
+    }
+
+    #[test]
+    fn windows_have_room_for_all_that_run_at_once() {
+        let spec = profile().spec;
+        // As a Model without a number has it, then as Models with one have it.
+        assert_eq!(spec.windowed_sequences(16, 1), 16);
+        for requests in [1, 2, 40] {
+            assert_eq!(spec.windowed_sequences(requests, requests), 4);
+        }
+        assert_eq!(spec.windowed_sequences(16, 3), 6);
     }
 
     #[test]
@@ -433,7 +466,7 @@ mod tests {
                 full_attention_layers: Vec::new(),
                 ..profile().spec
             };
-            let kept = spec.kept_positions(9000);
+            let kept = spec.kept_positions(9000, 4, 128);
             assert_eq!(kept.len(), layers as usize);
             let seen = (0..kept.len()).filter(|&index| kept[index] == 9000);
             assert_eq!(seen.collect::<Vec<_>>(), full, "{layers}");

@@ -8,6 +8,7 @@
 #![allow(clippy::duplicated_attributes)]
 
 mod checks;
+mod gpus;
 mod memory;
 mod parts;
 
@@ -136,6 +137,18 @@ pub struct NodeProfileStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 128), inner(length(max = 64)))]
     pub parts: Vec<String>,
+    /// Whether the agent reads the field `windowedSequences` of a RingPlan. Absent, as in documents of earlier versions: it refuses a plan that
+    /// has it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub reads_windowed_sequences: bool,
+    /// Whether the agent reads the field `gpus` of a RingPlan's members. Absent, as in documents of earlier versions: it refuses a plan that has
+    /// it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub reads_gpus: bool,
+    /// Whether the agent reads the field `chunkPositions` of a RingPlan. Absent, as in documents of earlier versions: it refuses a plan that has
+    /// it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub reads_chunk_positions: bool,
     pub system: SystemProfile,
     pub cpu: CpuProfile,
     pub memory: MemoryProfile,
@@ -289,6 +302,10 @@ pub struct DiskProfile {
 #[serde(rename_all = "camelCase")]
 pub struct GpuProfile {
     pub name: String,
+    /// Where it is on the machine's PCI bus, such as `0000:01:00.0`: equal GPUs have one name. Absent where its driver does not say, and in
+    /// documents of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pci_address: Option<String>,
     pub backend: GpuBackend,
     /// Why the GPU cannot be used. There is either this or `measured`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -329,6 +346,14 @@ pub struct GpuMeasurements {
     /// as in documents of earlier versions: it does not.
     #[serde(default, skip_serializing_if = "is_false")]
     pub streams_weights: bool,
+    /// Whether the agent runs a draft model on it, if its plan says so. Absent, as in documents of earlier versions: it does not.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub runs_drafts: bool,
+    /// The most bytes of a buffer of which its kernels see all at once. So many can the keys and values of a layer have there, of all sequences
+    /// together; matrices can be larger, since they are seen in parts. Absent, as in documents of earlier versions: there is no such limit, or it
+    /// is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub most_buffer_bytes: Option<i64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -7,7 +7,8 @@
 // A column is an attribute of its own, so their types repeat.
 #![allow(clippy::duplicated_attributes)]
 
-use std::collections::HashSet;
+mod checks;
+
 use std::ops::Range;
 use std::time::Duration;
 
@@ -15,8 +16,10 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::document::{self, DocumentError, is_false, is_zero};
+use super::document::{self, is_false, is_zero};
+use super::model_profile::AttentionWindow;
 use super::model_source::ModelSource;
+pub use checks::RingPlanError;
 
 /// The plan of one ring for one model.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
@@ -61,6 +64,20 @@ pub struct RingPlanSpec {
     /// requests can continue them.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub kv_contexts: i32,
+    /// Long sequences for which each of the `kvContexts` has memory in layers with a sliding window, which keep only the end of each. It never has
+    /// more there than a whole context takes. Absent: 4. Agents of earlier versions refuse a plan with another number.
+    #[serde(
+        default = "usual_windowed_sequences",
+        skip_serializing_if = "are_usual_windowed_sequences"
+    )]
+    pub windowed_sequences: i32,
+    /// The most positions of a prompt that go round the ring together, for which members have memory. The more they are, the less often weights are
+    /// copied to a GPU for a prompt, and the longer others wait. Absent: 128. Agents of earlier versions refuse a plan with another number.
+    #[serde(
+        default = "usual_chunk_positions",
+        skip_serializing_if = "are_usual_chunk_positions"
+    )]
+    pub chunk_positions: i32,
     /// Number format of activations between members.
     #[serde(default)]
     pub activation_dtype: ActivationDtype,
@@ -139,7 +156,8 @@ impl PlannedModel {
 pub struct PlannedDraft {
     /// Its file.
     pub model: PlannedModel,
-    /// Bytes of rank 0's `memoryBytes` that it takes: for its weights, and for as many contexts as the ring has.
+    /// Bytes of rank 0's `memoryBytes` that it takes: for its weights, and for as many contexts as the ring has. With `draftOnGpu`, that is on the GPU
+    /// instead, but for a tenth of its embedding.
     pub memory_bytes: i64,
 }
 
@@ -207,6 +225,9 @@ pub struct RingMember {
     /// Whether the output head runs on the GPU. Only rank 0 has one.
     #[serde(default, skip_serializing_if = "is_false")]
     pub output_head_on_gpu: bool,
+    /// Whether the draft model runs on the GPU. Only rank 0 has one.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub draft_on_gpu: bool,
     /// Passes of at least so many rows, such as those of long prompts, run on the GPU through the member's other layers, too: their weights are
     /// copied there for the pass. After long conversations it takes more rows, and what has no room there stays with the processor. Absent: they
     /// never run there.
@@ -227,9 +248,13 @@ pub struct RingMember {
     /// Bytes of the machine's memory that the plan counts on: weights that stay there, KV cache, buffers. Other plans leave these to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<i64>,
-    /// Bytes of the GPU's own memory that the plan counts on.
+    /// Bytes of its GPUs' own memory that the plan counts on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_memory_bytes: Option<i64>,
+    /// The GPUs that its layers on GPUs are split among. The first has what else the plan has on a GPU. None: the first GPU of the machine.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub gpus: Vec<PlannedGpu>,
     /// Bytes of both that its KV cache takes at most, of all requests together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_bytes: Option<i64>,
@@ -237,6 +262,17 @@ pub struct RingMember {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2000))]
     pub why: Option<String>,
+}
+
+/// A GPU of a member's machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PlannedGpu {
+    /// Its `pciAddress` in the NodeProfile, or its name where there is none.
+    #[schemars(length(max = 256))]
+    pub name: String,
+    /// Bytes of its memory that layers leave free: what passes take there, and on the first what else the plan has on a GPU.
+    pub beside_layers_bytes: i64,
 }
 
 /// How fast answers come.
@@ -297,9 +333,15 @@ impl KvDtype {
     }
 }
 
-/// The most positions of a prompt that go round the ring together: the rows of activations in one frame. Longer prompts go in chunks of
-/// this size, or of less beside others' tokens, several of them in flight.
+/// The most positions of a prompt that go round the ring together, where a plan does not say: the rows of activations in one frame. Longer prompts
+/// go in chunks of this size, or of less beside others' tokens, several of them in flight.
 pub const CHUNK_POSITIONS: usize = 128;
+
+/// The most that a plan may say: more rows are several passes on a GPU, and weights are copied there for each.
+pub const MOST_CHUNK_POSITIONS: usize = 512;
+
+/// The most rows that a member computes at once: chunks of two sequences, or chunks and tokens of several. A larger chunk is computed alone.
+pub const MOST_BATCH_ROWS: usize = 2 * CHUNK_POSITIONS;
 
 /// Positions whose keys and values lie together: a cache grows and shrinks by so many.
 pub const KV_BLOCK_POSITIONS: usize = 64;
@@ -307,11 +349,17 @@ pub const KV_BLOCK_POSITIONS: usize = 64;
 /// Rows that go through the output head on a GPU at once by Vulkan, and whose logits it holds.
 pub const GPU_HEAD_ROWS: usize = 32;
 
+/// Bytes of a machine's memory through which weights go to a GPU that gets them for single passes.
+pub const UPLOAD_BYTES: u64 = 24 << 20;
+
 /// Rows of drafts on the ring at a time, of all sequences: rank 0 holds the logits of each.
 pub const DRAFTED_ROWS: usize = 64;
 
 /// Requests that share one context's memory, where nobody says how many get a context each.
 pub const DEFAULT_CONCURRENT_REQUESTS: i32 = 16;
+
+/// Long sequences for which each context has memory in layers with a sliding window, where a plan does not say: as all plans had it first.
+pub const USUAL_WINDOWED_SEQUENCES: i32 = 4;
 
 /// How far the members are with the plan. Each agent writes its own entry of `members`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -341,6 +389,10 @@ pub struct MemberStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub fails_at: Option<String>,
+    /// Only of rank 0: the neighbour that does not reach that member, if its other neighbour does. Both may be there, and the way between them is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub missed_by: Option<String>,
     /// After a failure: how long the agent waits before it tries again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_seconds: Option<i64>,
@@ -380,28 +432,12 @@ pub enum MemberState {
     Ready,
 }
 
-/// Why a document is not a valid plan.
-#[derive(Debug, thiserror::Error)]
-pub enum RingPlanError {
-    #[error(transparent)]
-    Document(#[from] DocumentError),
-    #[error("RingPlan field {field}: {problem}")]
-    Field { field: String, problem: String },
-}
-
 /// Tokens that an answer may still get when its ring is to end.
 const TOKENS_AT_END: u32 = 64;
 const LEAST_DRAIN: Duration = Duration::from_secs(30);
 const MOST_DRAIN: Duration = Duration::from_secs(90);
 /// An hour; no ring is as slow.
 const MAX_TOKEN_MICROSECONDS: u64 = 3_600_000_000;
-
-/// Bounds that keep a hostile plan from asking for absurd allocations.
-const MAX_MEMBERS: usize = 256;
-const MAX_ROUNDS: i32 = 1024;
-const MAX_LAYERS: i32 = 4096;
-const MAX_CONTEXT: i32 = 1 << 24;
-const MAX_CONCURRENT_REQUESTS: i32 = 4096;
 
 impl RingPlan {
     /// Reads a plan from YAML (or JSON) and validates it. `name` (a path) is used in errors.
@@ -421,6 +457,8 @@ impl RingPlanSpec {
             context_length,
             max_concurrent_requests: 1,
             kv_contexts: 1,
+            windowed_sequences: USUAL_WINDOWED_SEQUENCES,
+            chunk_positions: usual_chunk_positions(),
             activation_dtype: ActivationDtype::F32,
             draft: None,
             kv_dtype: KvDtype::F16,
@@ -431,6 +469,18 @@ impl RingPlanSpec {
             api_key_required: false,
             api_key_sha256: Vec::new(),
         }
+    }
+
+    /// Positions that all sequences together may hold, in each layer that sees all of them. Only for validated plans, as the next.
+    pub fn kv_positions(&self) -> usize {
+        self.kv_contexts as usize * self.context_length as usize
+    }
+
+    /// The same in each layer with this window.
+    pub fn windowed_kv_positions(&self, window: AttentionWindow) -> usize {
+        let (context, sequences) = (self.context_length, self.windowed_sequences);
+        let chunk = self.chunk_positions as usize;
+        self.kv_contexts as usize * window.planned(context as usize, sequences as usize, chunk)
     }
 
     /// How long running answers have when the ring is to end: time for 64 tokens, but 30 s at least, and 90 s at most, as agents' pods have no
@@ -469,155 +519,10 @@ impl RingPlanSpec {
         Self::new(model, context_length, members.collect())
     }
 
-    /// Checks everything that an executor relies on: counts within bounds, unique names, and windows that cover
-    /// layers `0..layers` once, in ring order, round after round.
-    pub fn validate(&self) -> Result<(), RingPlanError> {
-        self.check_numbers()?;
-        self.check_api_keys()?;
-        self.check_models()?;
-        self.check_members()?;
-        self.check_public_keys()?;
-        self.check_windows()
-    }
-
-    fn check_numbers(&self) -> Result<(), RingPlanError> {
-        let context = self.context_length.into();
-        let (requests, contexts) = (self.max_concurrent_requests.into(), self.kv_contexts.into());
-        let most_requests = MAX_CONCURRENT_REQUESTS.into();
-        let members = self.members.len() as i64;
-        let port = self.http_port.unwrap_or(1).into();
-        bounded("generation", self.generation, 1, i64::MAX)?;
-        bounded("contextLength", context, 1, MAX_CONTEXT.into())?;
-        bounded("maxConcurrentRequests", requests, 1, most_requests)?;
-        bounded("kvContexts", contexts, 1, most_requests)?;
-        bounded("rounds", self.rounds.into(), 1, MAX_ROUNDS.into())?;
-        bounded("members (count)", members, 1, MAX_MEMBERS as i64)?;
-        bounded("httpPort", port, 1, u16::MAX.into())
-    }
-
-    fn check_api_keys(&self) -> Result<(), RingPlanError> {
-        let is_digest = |digest: &String| {
-            digest.len() == 64 && digest.bytes().all(|digit| digit.is_ascii_hexdigit())
-        };
-        let mut digests = self.api_key_sha256.iter();
-        match digests.position(|digest| !is_digest(digest)) {
-            None => Ok(()),
-            Some(number) => Err(field_error(
-                &format!("apiKeySha256[{number}]"),
-                "expected 64 hexadecimal digits, the SHA-256 of a key".into(),
-            )),
-        }
-    }
-
-    fn check_models(&self) -> Result<(), RingPlanError> {
-        let mut models = vec![("model", &self.model)];
-        if let Some(draft) = &self.draft {
-            models.push(("draft.model", &draft.model));
-            bounded("draft.memoryBytes", draft.memory_bytes, 0, i64::MAX)?;
-        }
-        for (field, model) in models {
-            let of = |name| format!("{field}.{name}");
-            bounded(&of("sizeBytes"), model.size_bytes, 1, i64::MAX)?;
-            bounded(&of("layers"), model.layers.into(), 1, MAX_LAYERS.into())?;
-            if model.file.is_empty() {
-                return Err(field_error(&of("file"), "must name the GGUF file".into()));
-            }
-        }
-        Ok(())
-    }
-
-    fn check_members(&self) -> Result<(), RingPlanError> {
-        let mut names = HashSet::new();
-        for (rank, member) in self.members.iter().enumerate() {
-            let field = |name| format!("members[{rank}].{name}");
-            if member.name.is_empty() || !names.insert(&member.name) {
-                let problem = format!("{:?} must be non-empty and unique in the ring", member.name);
-                return Err(field_error(&field("name"), problem));
-            }
-            let (sharing, most) = (member.members_on_machine, self.members.len() as i64);
-            bounded(&field("membersOnMachine"), sharing.into(), 1, most)?;
-            for (name, bytes) in [
-                ("readBytesPerToken", member.read_bytes_per_token),
-                ("readAheadBytes", member.read_ahead_bytes),
-                ("kvBytes", member.kv_bytes),
-            ] {
-                bounded(&field(name), bytes.unwrap_or(0), 0, i64::MAX)?;
-            }
-            let rows = member.gpu_from_rows.unwrap_or(1).into();
-            bounded(&field("gpuFromRows"), rows, 1, i32::MAX.into())?;
-            let (windows, rounds) = (member.windows.len(), self.rounds);
-            if windows != rounds as usize {
-                let problem =
-                    format!("{windows} windows, expected one for each of the {rounds} rounds");
-                return Err(field_error(&field("windows"), problem));
-            }
-            if member.output_head_on_gpu && rank > 0 {
-                let problem = "only rank 0 has an output head".to_owned();
-                return Err(field_error(&field("outputHeadOnGpu"), problem));
-            }
-        }
-        Ok(())
-    }
-
-    /// That no hop of a ring is plain where another is encrypted.
-    fn check_public_keys(&self) -> Result<(), RingPlanError> {
-        let encrypted = self.is_encrypted();
-        for (rank, member) in self.members.iter().enumerate() {
-            let problem = match &member.public_key_sha256 {
-                Some(key) if !document::is_sha256(key) => {
-                    "expected 64 hexadecimal digits in lower case, the SHA-256 of a public key"
-                }
-                key if key.is_some() != encrypted => {
-                    "expected of all members or of none, found of some"
-                }
-                _ => continue,
-            };
-            let field = format!("members[{rank}].publicKeySha256");
-            return Err(field_error(&field, problem.into()));
-        }
-        Ok(())
-    }
-
     /// Whether its members know each other by their keys, and talk over TLS.
     pub fn is_encrypted(&self) -> bool {
         let rank0 = self.members.first();
         rank0.is_some_and(|rank0| rank0.public_key_sha256.is_some())
-    }
-
-    /// That each layer is in one window, in ring order, round after round.
-    fn check_windows(&self) -> Result<(), RingPlanError> {
-        let mut next = 0;
-        for round in 0..self.rounds as usize {
-            for (rank, member) in self.members.iter().enumerate() {
-                let window = &member.windows[round];
-                let field = format!("members[{rank}].windows[{round}]");
-                let PlannedWindow {
-                    first,
-                    last,
-                    gpu_layers,
-                } = *window;
-                if first != next || last < first {
-                    let problem = format!(
-                        "layers {first}..{last} do not continue at layer {next}; windows must cover every layer once, in ring order, round after round"
-                    );
-                    return Err(field_error(&field, problem));
-                }
-                if !(0..=last - first).contains(&gpu_layers) {
-                    let problem =
-                        format!("gpuLayers is {gpu_layers}, expected 0..={}", last - first);
-                    return Err(field_error(&field, problem));
-                }
-                next = last;
-            }
-        }
-        if next == self.model.layers {
-            return Ok(());
-        }
-        let problem = format!(
-            "the windows end at layer {next}, but the model has {} layers",
-            self.model.layers
-        );
-        Err(field_error("members", problem))
     }
 
     /// The rank of the member called `name`.
@@ -635,12 +540,14 @@ impl RingMember {
             public_key_sha256: None,
             windows,
             output_head_on_gpu: false,
+            draft_on_gpu: false,
             gpu_from_rows: None,
             members_on_machine: 1,
             read_bytes_per_token: None,
             read_ahead_bytes: None,
             memory_bytes: None,
             gpu_memory_bytes: None,
+            gpus: Vec::new(),
             kv_bytes: None,
             why: None,
         }
@@ -651,29 +558,21 @@ impl RingMember {
         let (host, _) = self.address.rsplit_once(':')?;
         Some(host.trim_matches(['[', ']']))
     }
+
+    /// Whether anything of it runs on a GPU.
+    pub fn uses_gpu(&self) -> bool {
+        let mut windows = self.windows.iter();
+        windows.any(|window| window.gpu_layers > 0)
+            || self.output_head_on_gpu
+            || self.draft_on_gpu
+            || self.gpu_from_rows.is_some()
+    }
 }
 
 impl PlannedWindow {
     /// The window's layers. Only for validated plans, whose bounds are not negative.
     pub fn layers(&self) -> Range<usize> {
         self.first as usize..self.last as usize
-    }
-}
-
-fn bounded(field: &str, value: i64, low: i64, high: i64) -> Result<(), RingPlanError> {
-    match (low..=high).contains(&value) {
-        true => Ok(()),
-        false => {
-            let problem = format!("{value} is outside {low}..={high}");
-            Err(field_error(field, problem))
-        }
-    }
-}
-
-fn field_error(field: &str, problem: String) -> RingPlanError {
-    RingPlanError::Field {
-        field: format!("spec.{field}"),
-        problem,
     }
 }
 
@@ -685,11 +584,27 @@ fn is_one(value: &i32) -> bool {
     *value == 1
 }
 
+fn usual_windowed_sequences() -> i32 {
+    USUAL_WINDOWED_SEQUENCES
+}
+
+fn are_usual_windowed_sequences(value: &i32) -> bool {
+    *value == USUAL_WINDOWED_SEQUENCES
+}
+
+fn usual_chunk_positions() -> i32 {
+    CHUNK_POSITIONS as i32
+}
+
+fn are_usual_chunk_positions(value: &i32) -> bool {
+    *value == usual_chunk_positions()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn plan(windows: &[&[(i32, i32)]]) -> RingPlanSpec {
+    pub(super) fn plan(windows: &[&[(i32, i32)]]) -> RingPlanSpec {
         let model = PlannedModel::new("tiny", "/models/tiny.gguf", 1024, 6);
         let window = |&(first, last): &(i32, i32)| PlannedWindow {
             first,
@@ -702,6 +617,10 @@ mod tests {
             RingMember::new(format!("m{rank}"), address, windows)
         });
         RingPlanSpec::new(model, 128, members.collect())
+    }
+
+    pub(super) fn problem(spec: &RingPlanSpec) -> String {
+        spec.validate().expect_err("must be refused").to_string()
     }
 
     #[test]
@@ -737,98 +656,20 @@ mod tests {
         assert_eq!(cut, expected);
     }
 
-    fn problem(spec: &RingPlanSpec) -> String {
-        spec.validate().expect_err("must be refused").to_string()
-    }
-
     #[test]
-    fn accepts_rounds_uneven_and_empty_windows() {
-        plan(&[&[(0, 6)]]).validate().unwrap();
-        plan(&[&[(0, 1), (4, 5)], &[(1, 4), (5, 6)]])
-            .validate()
-            .unwrap();
-        plan(&[&[(0, 3)], &[(3, 3)], &[(3, 6)]]).validate().unwrap();
-    }
-
-    #[test]
-    fn names_the_window_that_leaves_a_gap_an_overlap_or_a_rest() {
-        assert!(problem(&plan(&[&[(0, 2)], &[(3, 6)]])).contains("members[1].windows[0]"));
-        assert!(problem(&plan(&[&[(0, 4)], &[(3, 6)]])).contains("continue at layer 4"));
-        assert!(problem(&plan(&[&[(0, 2)], &[(2, 5)]])).contains("end at layer 5"));
-        assert!(problem(&plan(&[&[(0, 7)]])).contains("end at layer 7"));
-        assert!(problem(&plan(&[&[(0, -1)]])).contains("windows[0]"));
-    }
-
-    #[test]
-    fn names_the_field_of_a_bad_count_or_name() {
-        let mut spec = plan(&[&[(0, 3)], &[(3, 6)]]);
-        spec.members[1].name = "m0".into();
-        assert!(problem(&spec).contains("spec.members[1].name"));
-
-        let mut spec = plan(&[&[(0, 6)]]);
-        spec.rounds = 2;
-        assert!(problem(&spec).contains("expected one for each of the 2 rounds"));
-        spec.rounds = 0;
-        assert!(problem(&spec).contains("spec.rounds"));
-
-        let mut spec = plan(&[&[(0, 6)]]);
-        spec.members[0].windows[0].gpu_layers = 7;
-        assert!(problem(&spec).contains("gpuLayers is 7, expected 0..=6"));
-
-        let mut spec = plan(&[&[(0, 3)], &[(3, 6)]]);
-        spec.members[0].output_head_on_gpu = true;
-        spec.validate().unwrap();
-        spec.members[1].output_head_on_gpu = true;
-        assert!(problem(&spec).contains("members[1].outputHeadOnGpu: only rank 0"));
-
-        let mut spec = plan(&[&[(0, 3)], &[(3, 6)]]);
-        spec.members[1].gpu_from_rows = Some(1);
-        spec.validate().unwrap();
-        spec.members[1].gpu_from_rows = Some(0);
-        assert!(problem(&spec).contains("members[1].gpuFromRows: 0 is outside 1.."));
-    }
-
-    #[test]
-    fn members_have_keys_all_or_none() {
-        let mut spec = plan(&[&[(0, 3)], &[(3, 6)]]);
-        assert!(!spec.is_encrypted());
-        spec.members[1].public_key_sha256 = Some("0a".repeat(32));
-        assert!(problem(&spec).contains("members[1].publicKeySha256: expected of all"));
-        spec.members[0].public_key_sha256 = Some("0b".repeat(32));
-        spec.validate().unwrap();
-        assert!(spec.is_encrypted());
-        for bad in ["0B".repeat(32), "0b".repeat(31), String::new()] {
-            spec.members[0].public_key_sha256 = Some(bad);
-            assert!(problem(&spec).contains("members[0].publicKeySha256: expected 64"));
-        }
-    }
-
-    #[test]
-    fn a_draft_model_is_checked_as_the_model_is() {
-        let mut spec = plan(&[&[(0, 6)]]);
-        spec.draft = Some(PlannedDraft {
-            model: PlannedModel::new("small", "/models/small.gguf", 512, 2),
-            memory_bytes: 1000,
-        });
-        spec.validate().unwrap();
-        let refused = |change: fn(&mut PlannedDraft)| {
-            let mut spec = spec.clone();
-            change(spec.draft.as_mut().unwrap());
-            problem(&spec)
-        };
-        for (problem, field) in [
-            (refused(|draft| draft.model.file.clear()), "model.file"),
-            (refused(|draft| draft.model.layers = 0), "model.layers"),
-            (
-                refused(|draft| draft.model.size_bytes = 0),
-                "model.sizeBytes",
-            ),
-            (refused(|draft| draft.memory_bytes = -1), "memoryBytes"),
-        ] {
-            assert!(
-                problem.contains(&format!("spec.draft.{field}")),
-                "{problem}"
-            );
+    fn whatever_is_on_a_gpu_uses_it() {
+        let on_cpu = plan(&[&[(0, 6)]]).members.remove(0);
+        assert!(!on_cpu.uses_gpu());
+        let changes: [fn(&mut RingMember); 4] = [
+            |member| member.windows[0].gpu_layers = 1,
+            |member| member.output_head_on_gpu = true,
+            |member| member.draft_on_gpu = true,
+            |member| member.gpu_from_rows = Some(32),
+        ];
+        for change in changes {
+            let mut member = on_cpu.clone();
+            change(&mut member);
+            assert!(member.uses_gpu(), "{member:?}");
         }
     }
 
@@ -844,6 +685,55 @@ mod tests {
         assert_eq!(read(&plan), (false, KvDtype::F16));
         plan.spec.kv_dtype = KvDtype::Q8_0;
         assert_eq!(read(&plan), (true, KvDtype::Q8_0));
+    }
+
+    #[test]
+    fn a_plan_that_does_not_say_has_windows_of_4_sequences() {
+        let mut plan = RingPlan::new("tiny", plan(&[&[(0, 6)]]));
+        let read = |plan: &RingPlan| {
+            let yaml = serde_saphyr::to_string(plan).unwrap();
+            let read = RingPlan::from_yaml("plan.yaml", &yaml).unwrap();
+            (yaml.contains("windowedSequences"), read.spec)
+        };
+        let window = AttentionWindow { positions: 16 };
+        // Agents that know no others read such a plan.
+        let (said, spec) = read(&plan);
+        assert_eq!((said, spec.windowed_sequences), (false, 4));
+        // All the context is less.
+        assert_eq!(spec.windowed_kv_positions(window), 128);
+        (plan.spec.context_length, plan.spec.kv_contexts) = (8192, 2);
+        let planned = |plan: &RingPlan| read(plan).1.windowed_kv_positions(window);
+        assert_eq!(planned(&plan), 2 * 4 * (2 * 16 + 192));
+        plan.spec.windowed_sequences = 16;
+        assert!(read(&plan).0);
+        assert_eq!(planned(&plan), 2 * 16 * (2 * 16 + 192));
+        assert_eq!(plan.spec.kv_positions(), 2 * 8192);
+        for bad in [0, 4097] {
+            plan.spec.windowed_sequences = bad;
+            assert!(problem(&plan.spec).contains("spec.windowedSequences"));
+        }
+    }
+
+    #[test]
+    fn a_plan_that_does_not_say_has_chunks_of_128() {
+        let mut plan = RingPlan::new("tiny", plan(&[&[(0, 6)]]));
+        plan.spec.context_length = 8192;
+        let window = AttentionWindow { positions: 16 };
+        for (positions, said) in [(128, false), (256, true), (512, true)] {
+            plan.spec.chunk_positions = positions;
+            let yaml = serde_saphyr::to_string(&plan).unwrap();
+            // Agents that know no others read the first.
+            assert_eq!(yaml.contains("chunkPositions"), said);
+            let read = RingPlan::from_yaml("plan.yaml", &yaml).unwrap().spec;
+            assert_eq!(read, plan.spec);
+            // In windows, sequences hold a chunk more than what is seen.
+            let kept = 2 * 16 + positions as usize + 64;
+            assert_eq!(read.windowed_kv_positions(window), 4 * kept);
+        }
+        for bad in [0, 127, 513] {
+            plan.spec.chunk_positions = bad;
+            assert!(problem(&plan.spec).contains("spec.chunkPositions"));
+        }
     }
 
     #[test]

@@ -63,7 +63,7 @@ impl Bench {
         let model = Model::open(path)?;
         Ok(Bench {
             whole: match gpu {
-                Some(gpu) => WholeModel::open_on(gpu, model)?,
+                Some(gpu) => WholeModel::open_on(gpu, model, 0)?,
                 None => WholeModel::open(model)?,
             },
             compute: Compute::new(threads)?,

@@ -2,12 +2,18 @@
 
 use crate::gpu::Gpu;
 
-/// The devices of a window's layers: the last ones on a GPU, the others on the CPU, or for passes of many rows on a GPU, too.
+/// The devices of a window's layers: the last ones on GPUs, one after the other, the others on the CPU, or for passes of many rows on a GPU, too.
 #[derive(Debug, Clone, Default)]
 pub struct LayerDevices {
-    gpu: Option<OnGpu>,
+    /// In the order of their layers.
+    gpus: Vec<OnGpu>,
     many_rows: Option<ManyRows>,
+    /// Of a pass, where that is said.
+    most_rows: usize,
 }
+
+/// Rows of a pass at most, where nobody says that there may be more.
+const USUAL_ROWS: usize = 256;
 
 /// Who computes passes of many rows through the layers on the CPU.
 #[derive(Debug, Clone)]
@@ -21,8 +27,26 @@ pub(crate) struct ManyRows {
 pub(crate) struct OnGpu {
     pub gpu: Gpu,
     pub layers: usize,
-    /// Positions of all sequences, for which memory is set aside.
-    pub kv_positions: usize,
+    pub kv_positions: KvPositions,
+}
+
+/// Positions of all sequences, for which memory is set aside.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct KvPositions {
+    /// In each layer that sees all positions.
+    pub full: usize,
+    /// In each layer with a window.
+    pub windowed: usize,
+}
+
+impl KvPositions {
+    /// Those of a layer with this window, if it has one.
+    pub(crate) fn of(self, window: Option<usize>) -> usize {
+        match window {
+            Some(_) => self.windowed,
+            None => self.full,
+        }
+    }
 }
 
 impl LayerDevices {
@@ -33,14 +57,19 @@ impl LayerDevices {
 
     /// The last `gpu_layers` layers of the window (all, if it has fewer) on `gpu`.
     pub fn last_on(gpu_layers: usize, gpu: Gpu) -> LayerDevices {
-        let on_gpu = OnGpu {
+        Self::last_on_each([(gpu, gpu_layers)])
+    }
+
+    /// The last layers of the window on GPUs: so many on each, in the order of the layers. Where the window has fewer, the first GPUs have fewer.
+    pub fn last_on_each(gpus: impl IntoIterator<Item = (Gpu, usize)>) -> LayerDevices {
+        let gpus = gpus.into_iter().map(|(gpu, layers)| OnGpu {
             gpu,
-            layers: gpu_layers,
-            kv_positions: 0,
-        };
+            layers,
+            kv_positions: KvPositions::default(),
+        });
         LayerDevices {
-            gpu: Some(on_gpu),
-            many_rows: None,
+            gpus: gpus.collect(),
+            ..LayerDevices::default()
         }
     }
 
@@ -53,27 +82,45 @@ impl LayerDevices {
         }
     }
 
-    /// With memory on the GPU for so many positions of all sequences, taken at once rather than as they grow.
+    /// With memory on the GPUs for so many positions, taken at once rather than as sequences grow.
     #[must_use]
-    pub fn with_kv_positions(self, kv_positions: usize) -> LayerDevices {
-        let gpu = self.gpu.map(|on_gpu| OnGpu {
-            kv_positions,
-            ..on_gpu
-        });
-        LayerDevices { gpu, ..self }
+    pub fn with_kv_positions(mut self, kv_positions: KvPositions) -> LayerDevices {
+        for on_gpu in &mut self.gpus {
+            on_gpu.kv_positions = kv_positions;
+        }
+        self
+    }
+
+    /// With passes of `rows` rows at most. More than 256 may need kernels that no smaller pass does: these are compared with the processor, too.
+    #[must_use]
+    pub fn with_passes_of(self, rows: usize) -> LayerDevices {
+        LayerDevices {
+            most_rows: rows,
+            ..self
+        }
+    }
+
+    pub(crate) fn most_rows(&self) -> usize {
+        self.most_rows.max(USUAL_ROWS)
     }
 
     pub(crate) fn many_rows(&self) -> Option<&ManyRows> {
         self.many_rows.as_ref()
     }
 
-    /// What of a window's `layers` runs on a GPU, if anything.
-    pub(crate) fn on_gpu(&self, layers: usize) -> Option<OnGpu> {
-        let on_gpu = self.gpu.as_ref()?;
-        let layers = on_gpu.layers.min(layers);
-        (layers > 0).then(|| OnGpu {
-            layers,
-            ..on_gpu.clone()
-        })
+    /// What of a window's `layers` runs on GPUs, in the order of the layers.
+    pub(crate) fn on_gpus(&self, layers: usize) -> Vec<OnGpu> {
+        let mut left = layers;
+        let from_behind = self.gpus.iter().rev().map(|on_gpu| {
+            let layers = on_gpu.layers.min(left);
+            left -= layers;
+            OnGpu {
+                layers,
+                ..on_gpu.clone()
+            }
+        });
+        let mut on_gpus: Vec<OnGpu> = from_behind.filter(|on_gpu| on_gpu.layers > 0).collect();
+        on_gpus.reverse();
+        on_gpus
     }
 }

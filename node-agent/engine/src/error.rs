@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use prima_gguf::GgufError;
 use prima_model::{ModelError, ModelPart};
+use prima_vulkan::VulkanError;
 
 use crate::kernels;
 
@@ -101,6 +102,13 @@ pub enum EngineError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 
+    /// Of several GPUs.
+    #[error("{gpu}")]
+    OneGpu {
+        gpu: String,
+        source: Box<EngineError>,
+    },
+
     #[error(
         "layer {layer} has {part}, which prima does not compute on GPUs: plan it for the processor"
     )]
@@ -144,8 +152,64 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// Whether nothing more can be computed with the file as it was opened. A read that failed may work the next time.
+    /// Whether nothing more can be computed with what was opened, the file or the GPU. A read that failed may work the next time.
     pub fn is_lasting(&self) -> bool {
-        matches!(self, Self::Damaged { .. })
+        matches!(self, Self::Damaged { .. }) || self.is_without_gpu()
+    }
+
+    /// Whether there is no GPU, or no longer one that answers. One whose memory is full is there.
+    pub fn is_without_gpu(&self) -> bool {
+        match self {
+            Self::NoGpu { .. } => true,
+            Self::OneGpu { source, .. } => source.is_without_gpu(),
+            _ => matches!(
+                self.of_vulkan(),
+                Some(VulkanError::Hung { .. } | VulkanError::Lost)
+            ),
+        }
+    }
+
+    /// Whether only memory was lacking for the GPU, which may come free: something else has it, such as a game or a ring that ends.
+    pub fn is_full_gpu(&self) -> bool {
+        matches!(
+            self.of_vulkan(),
+            Some(VulkanError::OutOfMemory { .. } | VulkanError::Full { .. })
+        )
+    }
+
+    fn of_vulkan(&self) -> Option<&VulkanError> {
+        match self {
+            Self::OneGpu { source, .. } => source.of_vulkan(),
+            Self::Gpu { source, .. } => source.downcast_ref(),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_gpu_is_there_and_a_hung_one_is_not() {
+        let of = |source: VulkanError| EngineError::Gpu {
+            action: "be opened",
+            source: source.into(),
+        };
+        let one = |error: EngineError| EngineError::OneGpu {
+            gpu: "the second".to_owned(),
+            source: Box::new(error),
+        };
+        let says = |error: EngineError| (error.is_full_gpu(), error.is_without_gpu());
+        let (bytes, available) = (2, 1);
+        let full = VulkanError::OutOfMemory { bytes, available };
+        assert_eq!(says(of(full)), (true, false));
+        assert_eq!(says(of(VulkanError::Hung { seconds: 15 })), (false, true));
+        assert_eq!(says(of(VulkanError::Lost)), (false, true));
+        let reason = "there is none".to_owned();
+        assert_eq!(says(EngineError::NoGpu { reason }), (false, true));
+        let full = VulkanError::OutOfMemory { bytes, available };
+        assert_eq!(says(one(of(full))), (true, false));
+        assert_eq!(says(one(of(VulkanError::Lost))), (false, true));
     }
 }

@@ -32,7 +32,7 @@ impl LayerWindow {
     ///
     /// # Errors
     /// [`EngineError::Window`] for a range that is empty or not of this model, [`EngineError::TensorValue`] when a layer is not in the
-    /// bytes of a sparse file, [`EngineError::NotOnGpu`] and [`EngineError::Gpu`] when the GPU does not
+    /// bytes of a sparse file, [`EngineError::NotOnGpu`] and [`EngineError::Gpu`] when a GPU does not
     /// take its layers.
     pub fn open(
         model: &Model,
@@ -48,8 +48,8 @@ impl LayerWindow {
             });
         }
         let attention = &spec.layers[layers.start].attention;
-        let on_gpu = devices.on_gpu(layers.len());
-        let gpu_layers = on_gpu.as_ref().map_or(0, |on_gpu| on_gpu.layers);
+        let on_gpus = devices.on_gpus(layers.len());
+        let gpu_layers = on_gpus.iter().map(|on_gpu| on_gpu.layers).sum::<usize>();
         let on_cpu = layers.len() - gpu_layers;
         let first_on_gpu = layers.start + on_cpu;
         let mut executors: Vec<Box<dyn Executor>> = Vec::new();
@@ -60,17 +60,23 @@ impl LayerWindow {
                 None => Box::new(cpu),
                 Some(ManyRows { gpu, rows }) => Box::new(ByRows {
                     few: cpu,
-                    many: gpu.stream(model, layers, residency)?,
+                    many: gpu.stream(model, layers, residency, devices.most_rows())?,
                     from: *rows,
                 }),
             });
         }
-        if let Some(OnGpu {
-            gpu, kv_positions, ..
-        }) = on_gpu
-        {
-            let layers = first_on_gpu..layers.end;
-            executors.push(gpu.load(model, layers, on_cpu, kv_positions)?);
+        let mut first = first_on_gpu;
+        for on_gpu in on_gpus {
+            let OnGpu {
+                gpu,
+                layers: count,
+                kv_positions,
+            } = on_gpu;
+            let own = first..first + count;
+            let place = first - layers.start;
+            let most_rows = devices.most_rows();
+            executors.push(gpu.load(model, own, place, kv_positions, most_rows)?);
+            first += count;
         }
         Ok(LayerWindow {
             hidden: spec.hidden,
@@ -109,7 +115,7 @@ impl LayerWindow {
         result
     }
 
-    /// How many of the window's layers run on a GPU.
+    /// How many of the window's layers run on GPUs.
     pub fn gpu_layers(&self) -> usize {
         self.gpu_layers
     }

@@ -49,10 +49,13 @@ mod whole_model;
 
 pub use batch::BatchEntry;
 pub use cpu::Compute;
-pub use device::LayerDevices;
+pub use device::{KvPositions, LayerDevices};
 pub use embedding::Embedding;
 pub use error::EngineError;
-pub use gpu::{DeviceMatrix, DeviceRows, GPU_HEAD_ROWS, Gpu, GpuApi, GpuFacts};
+pub use gpu::{
+    DeviceMatrix, DeviceRows, GPU_HEAD_ROWS, GPU_PATIENCE, Gpu, GpuApi, GpuFacts, OpenedGpu,
+    Timeline, UPLOAD_BYTES, UsableGpu,
+};
 pub use kv_cache::KvCache;
 pub use kv_memory::KvMemory;
 pub use layer_window::LayerWindow;

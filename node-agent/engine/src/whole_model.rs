@@ -6,7 +6,7 @@ use prima_model::KvFormat;
 
 use crate::batch::BatchEntry;
 use crate::cpu::Compute;
-use crate::device::LayerDevices;
+use crate::device::{KvPositions, LayerDevices};
 use crate::embedding::Embedding;
 use crate::error::EngineError;
 use crate::gpu::Gpu;
@@ -34,13 +34,18 @@ impl WholeModel {
         Self::with(model, &LayerDevices::cpu(), head)
     }
 
-    /// With all layers and the output head on `gpu`.
+    /// With all layers and the output head on `gpu`, and memory there for `kv_positions` positions of all sequences in each layer.
     ///
     /// # Errors
     /// Those of [`LayerWindow::open`], [`Embedding::open`] and [`OutputHead::open_on`].
-    pub fn open_on(gpu: &Gpu, model: Model) -> Result<Self, EngineError> {
+    pub fn open_on(gpu: &Gpu, model: Model, kv_positions: usize) -> Result<Self, EngineError> {
         let head = OutputHead::open_on(gpu, &model, &Residency::mapped())?;
-        Self::with(model, &LayerDevices::last_on(usize::MAX, gpu.clone()), head)
+        let devices = LayerDevices::last_on(usize::MAX, gpu.clone());
+        let kv_positions = KvPositions {
+            full: kv_positions,
+            windowed: kv_positions,
+        };
+        Self::with(model, &devices.with_kv_positions(kv_positions), head)
     }
 
     /// On the CPU, but for passes of at least `rows` rows through the layers, whose weights are then copied to `gpu`.

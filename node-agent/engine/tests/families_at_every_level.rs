@@ -1,5 +1,5 @@
 //! Every family, and every option of one, at every level of the kernels that the processor has. Run for other processors, too (QEMU,
-//! `processors_emulated`); these must print the same digests.
+//! `processors_kernels`); these must print the same digests.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "these are tests")]
 

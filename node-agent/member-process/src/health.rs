@@ -27,6 +27,8 @@ pub enum Health {
         why: String,
         /// The member at which the ring fails, if rank 0 knows.
         fails_at: Option<String>,
+        /// As in [`MemberStatus`](prima_crds::v1alpha1::ring_plan::MemberStatus).
+        missed_by: Option<String>,
     },
     /// Nothing that could be understood; what came instead.
     NoAnswer(String),
@@ -95,13 +97,12 @@ fn read_answer(answer: &str) -> Health {
             expert_miss_percent: percent.map(|percent| percent.clamp(1, 100) as i32),
         };
     }
+    let member = |field: &str| Some(body.get(field)?.as_str()?.to_owned());
     match body.pointer("/error/message").and_then(Value::as_str) {
         Some(message) => Health::NotReady {
             why: message.to_owned(),
-            fails_at: body
-                .get("failsAt")
-                .and_then(Value::as_str)
-                .map(str::to_owned),
+            fails_at: member("failsAt"),
+            missed_by: member("missedBy"),
         },
         None => Health::NoAnswer(format!(
             "its HTTP endpoint answered {}",
@@ -132,11 +133,17 @@ mod tests {
         };
         assert_eq!(read_answer(measured), talkative);
         let error = r#""error":{"code":503,"message":"Loading model","type":"unavailable_error"}"#;
-        for (more, fails_at) in [("", None), (r#","failsAt":"pi4""#, Some("pi4"))] {
+        let both = r#","failsAt":"pi4","missedBy":"desk""#;
+        for (more, fails_at, missed_by) in [
+            ("", None, None),
+            (r#","failsAt":"pi4""#, Some("pi4"), None),
+            (both, Some("pi4"), Some("desk")),
+        ] {
             let answer = format!("HTTP/1.0 503 Service Unavailable\r\n\r\n{{{error}{more}}}");
             let expected = Health::NotReady {
                 why: "Loading model".into(),
                 fails_at: fails_at.map(str::to_owned),
+                missed_by: missed_by.map(str::to_owned),
             };
             assert_eq!(read_answer(&answer), expected);
         }

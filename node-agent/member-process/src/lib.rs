@@ -35,6 +35,19 @@ pub fn cut_off(line: &str) -> Option<u64> {
     line.strip_prefix(CUT_OFF)?.parse().ok()
 }
 
+/// The beginning of the stdout line by which a member says that it ends because of its machine's GPU, and what became of that.
+const WITHOUT_GPU: &str = "without its GPU: ";
+
+/// That line.
+pub fn without_gpu_line(why: &str) -> String {
+    format!("{WITHOUT_GPU}{why}")
+}
+
+/// What became of the GPU, as this line of a member's says; `None` if it is another line.
+pub fn without_gpu(line: &str) -> Option<&str> {
+    line.strip_prefix(WITHOUT_GPU)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -43,5 +56,11 @@ mod tests {
     fn answers_that_are_cut_off_are_told_in_a_line() {
         assert_eq!(cut_off(&cut_off_line(3)), Some(3));
         assert_eq!(cut_off("INFO answers cut off: 3"), None);
+    }
+
+    #[test]
+    fn what_became_of_the_gpu_is_told_in_a_line() {
+        assert_eq!(without_gpu(&without_gpu_line("it hangs")), Some("it hangs"));
+        assert_eq!(without_gpu("error: without its GPU: it hangs"), None);
     }
 }

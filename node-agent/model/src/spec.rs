@@ -253,6 +253,13 @@ impl ModelSpec {
     pub fn is_tied(&self) -> bool {
         self.output_head.bytes == self.embedding.bytes
     }
+
+    /// Positions that rows see in layers with a sliding window, their own included; `None` where no layer has one. What has room in the widest
+    /// window has room in all.
+    pub fn attention_window(&self) -> Option<usize> {
+        let layers = self.layers.iter();
+        layers.filter_map(|layer| layer.attention.window).max()
+    }
 }
 
 impl LayerSpec {

@@ -268,7 +268,7 @@ fn problem_without_file(
                 .next()
                 .unwrap_or("");
             format!(
-                "the agents have no volume of claim {claim}: add it to the chart's value agent.persistentVolumeClaims"
+                "the agent has no volume of claim {claim}: add the claim to the chart's value agent.persistentVolumeClaims, or the node, if it can mount it, to those of agent.claimNodeLabel"
             )
         }
         None => format!(
@@ -314,7 +314,9 @@ mod tests {
         );
         let problem = missing("/var/lib/prima-claims/other/x/a.gguf", true).unwrap();
         assert!(
-            problem.contains("claim other:") && problem.contains("agent.persistentVolumeClaims"),
+            problem.contains("claim other:")
+                && problem.contains("agent.persistentVolumeClaims")
+                && problem.contains("agent.claimNodeLabel"),
             "{problem}"
         );
         let denied = io::Error::from(io::ErrorKind::PermissionDenied);

@@ -14,13 +14,14 @@ use std::{fs, io, iter};
 use kube::Client;
 use prima_crds::v1alpha1::api_keys::ApiKeys;
 use prima_crds::v1alpha1::ring_plan::{MemberStatus, RingPlan, RingPlanSpec};
-use prima_engine::{EngineError, Gpu};
 use prima_member_process::{HEALTH_DEADLINE, Health, health};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use super::api;
+use super::ask_gpu;
 use super::backoff::Backoff;
+use super::lost_gpu::GpuFailures;
 use super::member_process::{ProcessError, Running, Start};
 use super::member_status::{self, Observed, Writer};
 use super::memory::Children;
@@ -42,6 +43,7 @@ pub struct Agent {
     pub plans_folder: PathBuf,
     pub weights: Weights,
     pub children: Children,
+    pub gpu_failures: GpuFailures,
     pub metrics: Metrics,
 }
 
@@ -115,11 +117,6 @@ const MOVING: Duration = Duration::from_secs(2);
 const HEALTH_INTERVAL: Duration = Duration::from_millis(500);
 /// A rank 0 whose HTTP endpoint has not answered for so long is started anew.
 const SILENT_FOR: Duration = Duration::from_secs(40);
-
-/// Whether layers could run on a GPU.
-fn has_gpu() -> Result<(), EngineError> {
-    Gpu::open().map(drop)
-}
 
 /// Runs the member until it is told to end, and then until it has ended.
 pub async fn run(machine: Arc<Agent>, plan: PlanOnMachine, end: oneshot::Receiver<End>) {
@@ -211,6 +208,9 @@ impl Member {
             if went_well(before, self.share, ran_for) && !is_refusal(&error) {
                 backoff.reset();
             }
+            if let MemberError::Refused(PlanRefused::NoGpu { source, .. }) = &error {
+                self.machine.gpu_failures.tell_unopened([&**source]);
+            }
             // The part of the model that it holds stays in use for the next attempt.
             if let Some(process) = self.process.take() {
                 process.kill().await;
@@ -232,7 +232,13 @@ impl Member {
         let machine = self.machine.clone();
         let spec = self.plan.spec.clone().map_err(MemberError::Unreadable)?;
         let key = machine.key_file.fingerprint();
-        let launch = plan_checks::check(&spec, &machine.node, machine.address, &key, has_gpu)?;
+        let mut members = spec.members.iter();
+        let own = members.find(|member| member.name == machine.node);
+        let gpu = match own.filter(|own| own.uses_gpu()) {
+            Some(own) => ask_gpu::opens(&own.gpus).await,
+            None => Ok(()),
+        };
+        let launch = plan_checks::check(&spec, &machine.node, machine.address, &key, || gpu)?;
         for address in [Some(launch.listen), launch.http].into_iter().flatten() {
             TcpListener::bind(address).map_err(|source| MemberError::Port { address, source })?;
         }
@@ -270,6 +276,7 @@ impl Member {
             api_key_file: api_key_file.as_deref(),
             threads: machine.threads,
             cut_answers: machine.metrics.cut_answers.clone(),
+            gpu_failures: machine.gpu_failures.clone(),
         };
         let process = self
             .process
@@ -420,10 +427,12 @@ fn observed(error: &MemberError, again_in: Duration) -> Observed {
 /// Whether planners leave this machine out for a while: it must be the fault of the machine or the plan, not a passing problem.
 fn is_refusal(error: &MemberError) -> bool {
     match error {
-        // The pod was created again, or the agent has a new key; the machine is as good as before.
-        MemberError::Refused(PlanRefused::OtherAddress { .. } | PlanRefused::OtherKey { .. }) => {
-            false
-        }
+        // The pod was created again, or the agent has a new key; the machine is as good as before. That it lacks its GPU, its profile says.
+        MemberError::Refused(
+            PlanRefused::OtherAddress { .. }
+            | PlanRefused::OtherKey { .. }
+            | PlanRefused::NoGpu { .. },
+        ) => false,
         MemberError::Unreadable(_) | MemberError::Refused(_) => true,
         MemberError::Port { source, .. } => source.kind() != io::ErrorKind::AddrInUse,
         MemberError::Weights(error) | MemberError::Draft(error) => error.is_refusal(),
@@ -470,6 +479,7 @@ fn write_api_keys(path: &Path, keys: &ApiKeys) -> Result<(), MemberError> {
 mod tests {
     use std::net::IpAddr;
 
+    use prima_engine::EngineError;
     use prima_weights::DownloadError;
 
     use super::*;
@@ -503,6 +513,13 @@ mod tests {
             own: IpAddr::from([10, 0, 0, 8]),
             planned: address.ip(),
         };
+        let no_gpu = PlanRefused::NoGpu {
+            rank: 1,
+            wanted: "outputHeadOnGpu: the output head".to_owned(),
+            source: Box::new(EngineError::NoGpu {
+                reason: "it was lost".to_owned(),
+            }),
+        };
         let digest = || "ab".repeat(32);
         let damaged = DownloadError::Sha256 {
             path: "m.gguf".into(),
@@ -525,6 +542,7 @@ mod tests {
             (port(io::ErrorKind::AddrInUse), false),
             (other_address.into(), false),
             (PlanRefused::OtherKey { rank: 1 }.into(), false),
+            (no_gpu.into(), false),
             (MemberError::Ended("its process ended".into()), false),
         ];
         for (error, refused) in cases {

@@ -10,11 +10,12 @@ use std::slice::from_mut;
 use std::time::{Duration, Instant};
 
 use prima_member_process::{
-    HANGS_AFTER, Launch, MemberProcess, Serve, StartError, cut_off, on_all_addresses,
+    HANGS_AFTER, Launch, MemberProcess, Serve, StartError, cut_off, on_all_addresses, without_gpu,
 };
 use prometheus_client::metrics::counter::Counter;
 use tokio::time::timeout;
 
+use super::lost_gpu::GpuFailures;
 use super::memory::{Children, Counted};
 use super::plan_checks::LaunchParams;
 
@@ -39,6 +40,8 @@ pub struct Start<'a> {
     pub weights_bytes: Option<u64>,
     /// For answers that it cuts off.
     pub cut_answers: Counter,
+    /// For what becomes of its GPU.
+    pub gpu_failures: GpuFailures,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -88,8 +91,12 @@ impl Running {
             ..Serve::new(start.plan_file, start.member)
         };
         let (plan, cut_answers) = (start.plan.clone(), start.cut_answers);
+        let gpu_failures = start.gpu_failures;
         let process = MemberProcess::start(&program, &Launch::Serve(serve), move |line| {
             cut_answers.inc_by(cut_off(line).unwrap_or(0));
+            if let Some(why) = without_gpu(line) {
+                gpu_failures.tell(why);
+            }
             // The line has its own time and level.
             let _ = writeln!(io::stderr(), "{plan}: {line}");
         })?;

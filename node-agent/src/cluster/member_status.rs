@@ -88,14 +88,19 @@ pub fn status(name: &str, observed: &Observed, share: Option<Share>) -> MemberSt
         Observed::Failed { again_in, .. } => Some(again_in.as_secs().max(1) as i64),
         _ => None,
     };
-    let fails_at = match observed {
-        Observed::Joined(Some(Health::NotReady { fails_at, .. })) => fails_at.clone(),
-        _ => None,
+    let (fails_at, missed_by) = match observed {
+        Observed::Joined(Some(Health::NotReady {
+            fails_at,
+            missed_by,
+            ..
+        })) => (fails_at.clone(), missed_by.clone()),
+        _ => (None, None),
     };
     MemberStatus {
         name: name.to_owned(),
         state,
         fails_at,
+        missed_by,
         retry_after_seconds,
         message: message.chars().take(MAX_MESSAGE).collect(),
         fetched_bytes: share.map(|share| share.fetched_bytes as i64),
@@ -120,6 +125,7 @@ fn worth(told: Option<&MemberStatus>, now: &MemberStatus) -> Worth {
         state,
         message,
         fails_at,
+        missed_by,
         retry_after_seconds,
         fetched_bytes,
         total_bytes,
@@ -129,7 +135,7 @@ fn worth(told: Option<&MemberStatus>, now: &MemberStatus) -> Worth {
     let Some(told) = told else {
         return Worth::AtOnce;
     };
-    if told.state != *state || told.fails_at != *fails_at {
+    if told.state != *state || told.fails_at != *fails_at || told.missed_by != *missed_by {
         return Worth::AtOnce;
     }
     let faster_or_slower = match (told.measured, *measured) {
@@ -298,6 +304,7 @@ mod tests {
         Health::NotReady {
             why: why.to_owned(),
             fails_at: None,
+            missed_by: None,
         }
     }
 
@@ -386,17 +393,23 @@ mod tests {
             status("desk", &Observed::Fetching, Some(share))
         };
         let loaded = |why: &str| told(&joined(not_ready(why)));
-        let fails_at_pi4 = told(&joined(Health::NotReady {
-            why: "a".to_owned(),
-            fails_at: Some("pi4".to_owned()),
-        }));
-        assert_eq!(fails_at_pi4.fails_at.as_deref(), Some("pi4"));
+        let fails_at_pi4 = |missed_by: Option<&str>| {
+            told(&joined(Health::NotReady {
+                why: "a".to_owned(),
+                fails_at: Some("pi4".to_owned()),
+                missed_by: missed_by.map(str::to_owned),
+            }))
+        };
+        let missed = fails_at_pi4(Some("laptop"));
+        let said = (missed.fails_at.as_deref(), missed.missed_by.as_deref());
+        assert_eq!(said, (Some("pi4"), Some("laptop")));
         for (before, now, expected) in [
             (fetching(1), fetching(1), Worth::Nothing),
             (fetching(1), fetching(2), Worth::Soon),
             (fetching(100), told(&Observed::Started), Worth::AtOnce),
             (loaded("a"), loaded("b"), Worth::Soon),
-            (loaded("a"), fails_at_pi4, Worth::AtOnce),
+            (loaded("a"), fails_at_pi4(None), Worth::AtOnce),
+            (fails_at_pi4(None), missed, Worth::AtOnce),
             (loaded("a"), ready(50_000), Worth::AtOnce),
             (ready(50_000), loaded("a"), Worth::AtOnce),
             (ready(50_000), ready(54_000), Worth::Nothing),

@@ -14,10 +14,11 @@ use std::time::Duration;
 use prima_crds::v1alpha1::node_profile::{GpuMeasurements, MemoryProfile, NodeProfileStatus, Os};
 use prima_engine::GpuFacts;
 use tokio::sync::watch;
-use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
+use super::ask_gpu;
 use super::backoff::jittered;
+use super::lost_gpu::GpuFailures;
 use super::publish_profile::memory_text;
 use crate::available_memory::{self, MemoryNow};
 use crate::profile::{gpu, gpu_power};
@@ -57,7 +58,7 @@ impl Children {
             .sum()
     }
 
-    fn use_gpu(&self) -> bool {
+    pub fn use_gpu(&self) -> bool {
         self.lock().values().any(|on_gpu| *on_gpu)
     }
 
@@ -91,39 +92,42 @@ pub async fn follow(profile: watch::Sender<NodeProfileStatus>, children: Childre
     }
 }
 
-/// The same for the GPU's own memory, every five minutes. Asking wakes a GPU that sleeps, so that is asked once: nobody takes any of its memory
-/// until it is awake.
-pub async fn follow_gpu(profile: watch::Sender<NodeProfileStatus>, children: Children) {
-    // The GPU as it was asked last, and whether it slept before that.
-    let mut last: Option<(GpuFacts, bool)> = None;
+/// The same for GPUs' own memory, every five minutes. Asking wakes GPUs that sleep, so while all do that is asked once: nobody takes any of their
+/// memory until one is awake. One that does not answer has failed.
+pub async fn follow_gpu(
+    profile: watch::Sender<NodeProfileStatus>,
+    children: Children,
+    failures: GpuFailures,
+) {
+    // The GPUs as they were asked last, and whether they slept before that.
+    let mut last: Option<(Vec<GpuFacts>, bool)> = None;
     loop {
         sleep(jittered(GPU_INTERVAL)).await;
         if children.use_gpu() || !has_own_gpu_memory(&profile.borrow()) {
             continue;
         }
         let sleeps = match &last {
-            Some((gpu, slept)) => match gpu_power::sleeps(Path::new("/"), gpu) {
-                true if *slept => continue,
-                sleeps => sleeps,
-            },
+            Some((gpus, slept)) => {
+                let sleeps = |gpu| gpu_power::sleeps(Path::new("/"), gpu);
+                match !gpus.is_empty() && gpus.iter().all(sleeps) {
+                    true if *slept => continue,
+                    all_sleep => all_sleep,
+                }
+            }
             None => false,
         };
-        // A driver may take its time. A panic has been printed.
-        let Ok(facts) = spawn_blocking(gpu::facts).await else {
-            continue;
-        };
-        match facts {
-            // A member that has begun meanwhile may hold some of it already.
-            Ok(_) if children.use_gpu() => {}
-            Ok(facts) => {
+        match ask_gpu::facts().await {
+            // A member that has begun meanwhile may hold some of it already, or be why it is full.
+            _ if children.use_gpu() => {}
+            Ok(asked) => {
+                let free = gpu::free(&asked);
                 profile.send_if_modified(|status| {
-                    gpu::set_available(&mut status.gpus, &facts, gpu_changed_much)
+                    gpu::set_available(&mut status.gpus, &free, gpu_changed_much)
                 });
-                last = Some((facts, sleeps));
+                last = Some((gpu::opened(&asked), sleeps));
+                failures.tell_unopened(gpu::problems(&asked));
             }
-            Err(problem) => {
-                tracing::warn!(problem, "cannot look at the GPU's memory");
-            }
+            Err(error) => failures.tell_unopened([&error]),
         }
     }
 }

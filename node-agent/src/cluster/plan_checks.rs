@@ -29,7 +29,7 @@ pub enum PlanRefused {
     #[error("spec.members[{rank}].address: expected IP:PORT, found {found:?}; plan again")]
     Address { rank: usize, found: String },
     #[error(
-        "spec.members[{rank}].address: this agent is reached at {own}, the plan was made for {planned}: its pod was made anew; plan again"
+        "spec.members[{rank}].address: this agent is reached at {own}, the plan was made for {planned}: its pod was replaced; plan again"
     )]
     OtherAddress {
         rank: usize,
@@ -46,7 +46,9 @@ pub enum PlanRefused {
         "spec.httpPort: expected another port than the ring's at spec.members[0].address, found {port} for both; plan again"
     )]
     SamePort { port: u16 },
-    #[error("spec.members[{rank}].{wanted} on a GPU, which this machine does not have; plan again")]
+    #[error(
+        "spec.members[{rank}].{wanted} on a GPU, which this machine cannot use now; plan again"
+    )]
     NoGpu {
         rank: usize,
         /// The field, and what it asks for.
@@ -124,6 +126,7 @@ fn wanted_of_gpu(member: &RingMember) -> Option<String> {
             window.gpu_layers
         )),
         None if member.output_head_on_gpu => Some("outputHeadOnGpu: the output head".to_owned()),
+        None if member.draft_on_gpu => Some("draftOnGpu: the draft model".to_owned()),
         None => member
             .gpu_from_rows
             .map(|rows| format!("gpuFromRows: passes of at least {rows} rows")),
@@ -138,6 +141,8 @@ pub fn is_fetched(model: &PlannedModel) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use prima_crds::v1alpha1::ring_plan::PlannedDraft;
+
     use super::*;
     use crate::ring::test_plan::plan;
 
@@ -207,6 +212,20 @@ mod tests {
                     rank_0,
                 ),
                 "members[0].outputHeadOnGpu: the output head on a GPU",
+            ),
+            (
+                refused(
+                    |plan| {
+                        plan.members[0].draft_on_gpu = true;
+                        plan.draft = Some(PlannedDraft {
+                            model: plan.model.clone(),
+                            memory_bytes: 0,
+                        });
+                    },
+                    "m0",
+                    rank_0,
+                ),
+                "members[0].draftOnGpu: the draft model on a GPU",
             ),
             (
                 refused(|plan| plan.members[1].gpu_from_rows = Some(32), "m1", OWN),

@@ -164,7 +164,7 @@ fn disk_text(bytes_per_second: i64) -> String {
 }
 
 /// `RTX 4090, Radeon 780M (unusable)`.
-fn gpus_text(gpus: &[GpuProfile]) -> Option<String> {
+pub fn gpus_text(gpus: &[GpuProfile]) -> Option<String> {
     let text = gpus.iter().map(|gpu| match gpu.unusable {
         Some(_) => format!("{} (unusable)", gpu.name),
         None => gpu.name.clone(),

@@ -176,7 +176,7 @@ pub enum WeightsError {
     #[error("cannot fetch this machine's part of the model")]
     Download(#[source] DownloadError),
     #[error(
-        "{file}: expected sha256 {expected}, found {found}: correct the digest (url.sha256 of the Model's source), or the file on its server; this machine fetches no third time what the server calls the same version, unless its agent starts anew"
+        "{file}: expected sha256 {expected}, found {found}: correct the digest (url.sha256 of the Model's source), or the file on its server; this machine fetches no third time what the server calls the same version, unless its agent starts again"
     )]
     OtherDigest {
         file: String,

@@ -1,4 +1,5 @@
-//! A small model at rank 0 that guesses what the ring's model will say, on threads of its own, so that no pass of the ring waits for it.
+//! A small model at rank 0 that guesses what the ring's model will say, on threads of its own. So no pass of the ring waits for it, but one on the
+//! same GPU: for as long as a pass of the small model takes there.
 //! What it has computed of a text stays for the next guess, within the memory that the plan has for it; for texts of the same key space only,
 //! and for as long as the ring keeps a conversation.
 //!
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 use prima_crds::v1alpha1::model_profile::{OtherVocabulary, same_vocabulary};
 use prima_crds::v1alpha1::ring_plan::CHUNK_POSITIONS;
 use prima_engine::kernels::BLOCK_POSITIONS;
-use prima_engine::{BatchEntry, Compute, EngineError, KvCache, KvFormat, Model, WholeModel};
+use prima_engine::{BatchEntry, Compute, EngineError, Gpu, KvCache, KvFormat, Model, WholeModel};
 use prima_gguf::GgufError;
 use prima_text::most_likely;
 use prima_weights::vocabulary_marks;
@@ -58,13 +59,14 @@ pub enum DraftModelError {
 }
 
 impl DraftModel {
-    /// `model` guesses for `target`. `contexts` texts of `context_length` tokens fit into its memory.
+    /// `model` guesses for `target`, on `gpu` or, without one, on the processor. `contexts` texts of `context_length` tokens fit into its memory.
     ///
     /// # Errors
     /// [`DraftModelError`]; another vocabulary than the target's.
     pub fn new(
         model: Model,
         target: &Model,
+        gpu: Option<&Gpu>,
         threads: usize,
         context_length: usize,
         contexts: usize,
@@ -73,9 +75,14 @@ impl DraftModel {
         same_vocabulary(&marks(&model)?, &marks(target)?)?;
         // A block that is begun takes all of its memory, so none is begun that does not fit whole.
         let blocks = contexts * context_length / BLOCK_POSITIONS;
+        let vocabulary = model.spec().vocabulary.min(target.spec().vocabulary);
+        let whole = match gpu {
+            Some(gpu) => WholeModel::open_on(gpu, model, blocks * BLOCK_POSITIONS),
+            None => WholeModel::open(model),
+        };
         Ok(Self {
-            vocabulary: model.spec().vocabulary.min(target.spec().vocabulary),
-            whole: WholeModel::open(model).map_err(Box::new)?,
+            vocabulary,
+            whole: whole.map_err(Box::new)?,
             compute: Compute::new(threads).map_err(Box::new)?,
             context_length: context_length.min(blocks * BLOCK_POSITIONS),
             blocks,
@@ -288,23 +295,28 @@ fn work(mut model: DraftModel, jobs: &mpsc::Receiver<Job>, tell: &UnboundedSende
 
 #[cfg(test)]
 mod tests {
+    use prima_gguf::GgmlType;
     use prima_test_models::MadeUpModel;
 
     use super::*;
 
-    /// Guesses for a model like itself, with room for so many contexts. Returns also the bytes of that room.
-    fn draft_model(context_length: usize, contexts: usize) -> (DraftModel, u64) {
+    fn written(made_up: &MadeUpModel) -> Model {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("m.gguf");
-        MadeUpModel::default().write_for_ring(&path);
-        let model = Model::open(&path).unwrap();
+        made_up.write_for_ring(&path);
+        Model::open(&path).unwrap()
+    }
+
+    /// Guesses for a model like itself, with room for so many contexts. Returns also the bytes of that room.
+    fn draft_model(context_length: usize, contexts: usize) -> (DraftModel, u64) {
+        let model = written(&MadeUpModel::default());
         let layers = model.spec().layers.iter();
         let position: usize = layers
             .map(|layer| layer.attention.kv_bytes(KvFormat::F16))
             .sum();
         let planned = position * context_length * contexts;
         let target = model.clone();
-        let draft = DraftModel::new(model, &target, 1, context_length, contexts).unwrap();
+        let draft = DraftModel::new(model, &target, None, 1, context_length, contexts).unwrap();
         (draft, planned as u64)
     }
 
@@ -326,6 +338,31 @@ mod tests {
             }
             assert_eq!(draft.texts.len(), at_once);
         }
+    }
+
+    #[test]
+    fn a_gpu_guesses_as_a_processor_does() {
+        // Floats, so that neither rounds activations.
+        let model = written(&MadeUpModel {
+            formats: vec![GgmlType::F32],
+            ..MadeUpModel::default()
+        });
+        let gpu = Gpu::software().unwrap();
+        let on = |gpu| DraftModel::new(model.clone(), &model, gpu, 1, 256, 1).unwrap();
+        let (mut on_cpu, mut on_gpu) = (on(None), on(Some(&gpu)));
+        let now = Instant::now();
+        // The second goes on from the first, and for the last the first has to go.
+        for (first, tokens) in [(0, 30), (0, 70), (40, 90), (7, 120)] {
+            let text = text(first, tokens);
+            let expected = on_cpu.guess(0, &text, 4, now).unwrap();
+            assert_eq!(expected.1.len(), 4);
+            assert_eq!(on_gpu.guess(0, &text, 4, now).unwrap(), expected);
+            let kept = |draft: &DraftModel| -> Vec<usize> {
+                draft.texts.iter().map(|one| one.tokens.len()).collect()
+            };
+            assert_eq!(kept(&on_gpu), kept(&on_cpu));
+        }
+        assert!(on_cpu.texts.len() < 3);
     }
 
     #[test]

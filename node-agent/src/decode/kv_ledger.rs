@@ -338,7 +338,7 @@ fn blocks_of(positions: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use prima_crds::v1alpha1::model_profile::AttentionWindow;
-    use prima_crds::v1alpha1::ring_plan::CHUNK_POSITIONS;
+    use prima_crds::v1alpha1::ring_plan::{CHUNK_POSITIONS, MOST_CHUNK_POSITIONS};
 
     use super::*;
 
@@ -390,30 +390,56 @@ mod tests {
     /// A first chunk ends anywhere in a block where a prefix was reused, and those behind it then begin there.
     #[test]
     fn all_that_have_room_fit_wherever_their_chunks_begin() {
-        for positions in [16, 64, 70, 128, 512] {
+        // Windows, planned sequences, and how many have room with chunks of either size: all of them where two windows are whole blocks, as those of
+        // models are.
+        for (positions, planned, sessions) in [
+            (16, 4, [3, 3]),
+            (64, 4, [4, 4]),
+            (70, 4, [3, 3]),
+            (128, 4, [4, 4]),
+            (512, 4, [4, 4]),
+            (16, 16, [14, 15]),
+            (70, 16, [13, 14]),
+            (128, 16, [16, 16]),
+            (512, 16, [16, 16]),
+        ] {
             let window = AttentionWindow { positions };
-            let context = 10 * window.kept();
-            let windows = WindowedKv {
-                window: positions,
-                kept: window.kept(),
-                planned: window.planned(context),
-            };
-            let ledger = || KvLedger::new(10 * context, Some(windows));
-            let others = |count: SessionId| (1..=count).map(move |session| (session, context));
-            let beside = (0..).find(|&count| !ledger().has_room(others(count), context, None));
-            let sessions = beside.unwrap();
-            assert!((3..=4).contains(&sessions), "{sessions} with {windows:?}");
-            for first_chunk in 1..=CHUNK_POSITIONS {
-                let mut ledger = ledger();
-                (1..=sessions).for_each(|session| ledger.begin(session));
-                let (mut first, mut rows) = (0, first_chunk);
-                while first + rows <= 2 * window.kept() {
-                    for session in 1..=sessions {
-                        assert!(ledger.fits(session, first, rows), "{first} of {windows:?}");
-                        ledger.extend(session, first, rows);
-                    }
-                    (first, rows) = (first + rows, CHUNK_POSITIONS);
+            for (chunk, sessions) in [CHUNK_POSITIONS, MOST_CHUNK_POSITIONS]
+                .into_iter()
+                .zip(sessions)
+            {
+                fit_wherever_they_begin(window, planned, chunk, sessions);
+            }
+        }
+    }
+
+    fn fit_wherever_they_begin(
+        window: AttentionWindow,
+        planned: usize,
+        chunk: usize,
+        sessions: SessionId,
+    ) {
+        let kept = window.kept(chunk);
+        let context = 20 * kept;
+        let windows = WindowedKv {
+            window: window.positions,
+            kept,
+            planned: window.planned(context, planned, chunk),
+        };
+        let ledger = || KvLedger::new(20 * context, Some(windows));
+        let others = |count: SessionId| (1..=count).map(move |session| (session, context));
+        let beside = (0..).find(|&count| !ledger().has_room(others(count), context, None));
+        assert_eq!(beside, Some(sessions), "{windows:?}");
+        for first_chunk in 1..=chunk {
+            let mut ledger = ledger();
+            (1..=sessions).for_each(|session| ledger.begin(session));
+            let (mut first, mut rows) = (0, first_chunk);
+            while first + rows <= 2 * kept {
+                for session in 1..=sessions {
+                    assert!(ledger.fits(session, first, rows), "{first} of {windows:?}");
+                    ledger.extend(session, first, rows);
                 }
+                (first, rows) = (first + rows, chunk);
             }
         }
     }

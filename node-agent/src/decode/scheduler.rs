@@ -36,7 +36,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::model_profile::AttentionWindow;
-use prima_crds::v1alpha1::ring_plan::{RingPlanSpec, Speed};
+use prima_crds::v1alpha1::ring_plan::{CHUNK_POSITIONS, RingPlanSpec, Speed};
 
 use super::kv_ledger::{KvLedger, WindowedKv};
 use crate::generation::{GenerationError, KvUse, Readiness};
@@ -48,7 +48,7 @@ use next_turns::NextTurns;
 use pass_cost::PassCost;
 pub use ring_state::KEPT_FOR;
 use run_ahead::PassTimes;
-use speculation::Speculation;
+use speculation::{ShortMatches, Speculation};
 
 pub type RequestId = u64;
 pub type ClientId = u64;
@@ -105,8 +105,13 @@ pub enum Event {
     NoMoreGuesses,
     /// A probe came home.
     Whole { nonce: u64 },
-    /// The ring is broken at this rank; all sessions are gone.
-    Lost { rank: usize, cause: String },
+    /// The ring is broken at this rank; all sessions are gone. Said by the neighbour of this other rank, which does not reach it; if by none, the
+    /// member itself ends.
+    Lost {
+        rank: usize,
+        missed_by: Option<usize>,
+        cause: String,
+    },
     /// A member is at a long pass and gets on.
     Busy,
     /// Time has passed.
@@ -209,6 +214,8 @@ pub struct Scheduler {
     readiness: Readiness,
     /// The rank at which a ring fails that is not ready.
     fails_at: Option<usize>,
+    /// Since it was whole last: who is not reached, and by which of its neighbours.
+    missed: BTreeSet<(usize, usize)>,
     /// Until when requests wait for a member that was lost, and what they fail with then.
     lost: Option<(Instant, GenerationError)>,
     last_session: SessionId,
@@ -231,11 +238,17 @@ pub struct Scheduler {
     returned: u64,
     /// When something last came home, or a member said that it gets on.
     progress: Option<Instant>,
+    /// Since when ticks have come without a pause, and the last of them.
+    ticks: Option<(Instant, Instant)>,
+    /// All that is waited for takes longer than it may, and nothing comes home.
+    late: bool,
     /// Of passes that carry single tokens and drafts.
     cost: PassCost,
     /// Of chunks, without what they waited for others.
     chunk_cost: ChunkCost,
     pass_times: PassTimes,
+    /// What new sequences begin with.
+    short_matches: ShortMatches,
     /// What the draft model is at.
     asked: Option<DraftJob>,
     /// What it takes for a token, in seconds.
@@ -251,6 +264,8 @@ pub struct Scheduler {
 struct Limits {
     members: Vec<String>,
     context_length: usize,
+    /// The most of a prompt that go round together.
+    chunk_positions: usize,
     /// Sequences at a time.
     at_once: usize,
     /// Sessions that members hold.
@@ -262,7 +277,7 @@ struct Limits {
     options: Options,
     /// The most tokens of a draft: layers with a window must be able to go back by as much.
     longest_draft: usize,
-    /// Chunks are as large as can be, whoever waits: their weights come from a disk, or go to a GPU, for each of them.
+    /// Chunks are not smaller than usual, whoever waits: their weights come from a disk, or go to a GPU, for each of that size.
     whole_chunks: bool,
 }
 
@@ -322,8 +337,8 @@ struct Flight {
     /// Nothing else was on the ring when it left.
     alone: bool,
     rows: usize,
-    /// Its time is that of a pass of so many rows: it is a chunk, or a token and its draft that left when no chunk was on the ring, and
-    /// nothing of its session.
+    /// Its time is that of a pass of so many rows: it is a chunk (of the usual size at most: a GPU may compute larger ones, and the processor these),
+    /// or a token and its draft that left when no chunk was on the ring, and nothing of its session.
     tells_cost: bool,
 }
 
@@ -343,9 +358,10 @@ struct Awaited {
     begun: Instant,
     /// How long it takes on a ring that does what is expected of it.
     expected: Duration,
-    /// It counts as lost after this long if nothing else comes home either,
-    limit: Duration,
-    /// or so much that was sent later: frames hardly overtake one another.
+    /// How long it may take, behind what was on the ring before it. If nothing else comes home either, nor may take longer, it is late soon after that
+    /// (`ring_state`), and counts as lost later ([`Options::grace`]).
+    may_take: Duration,
+    /// It also counts as lost if so much came home that was sent later: frames hardly overtake one another.
     overtaken_at: u64,
 }
 
@@ -377,17 +393,16 @@ impl Scheduler {
         warm_up: u32,
         options: Options,
     ) -> Self {
-        let context_length = plan.context_length as usize;
-        let contexts = plan.kv_contexts as usize;
         let windows = window.map(|window| WindowedKv {
             window: window.positions,
-            kept: window.kept(),
-            planned: contexts * window.planned(context_length),
+            kept: window.kept(plan.chunk_positions as usize),
+            planned: plan.windowed_kv_positions(window),
         });
         Self {
             limits: Limits {
                 members: plan.members.iter().map(|one| one.name.clone()).collect(),
-                context_length,
+                context_length: plan.context_length as usize,
+                chunk_positions: plan.chunk_positions as usize,
                 at_once: plan.max_concurrent_requests as usize,
                 sessions: session_capacity(plan),
                 planned: plan.predicted,
@@ -399,7 +414,9 @@ impl Scheduler {
                 },
                 longest_draft: window.map_or(usize::MAX, |window| window.positions - 1),
                 whole_chunks: plan.members.iter().any(|one| {
-                    one.gpu_from_rows.is_some() || one.read_bytes_per_token.unwrap_or(0) > 0
+                    let usual = CHUNK_POSITIONS as i32;
+                    one.gpu_from_rows.is_some_and(|rows| rows <= usual)
+                        || one.read_bytes_per_token.unwrap_or(0) > 0
                 }),
             },
             phase: Phase::Probing {
@@ -408,6 +425,7 @@ impl Scheduler {
             },
             readiness: Readiness::Loading("waiting for the ring's members".into()),
             fails_at: None,
+            missed: BTreeSet::new(),
             lost: None,
             last_session: 0,
             last_nonce: 0,
@@ -422,14 +440,17 @@ impl Scheduler {
             flights: BTreeMap::new(),
             returned: 0,
             progress: None,
+            ticks: None,
+            late: false,
             cost: PassCost::default(),
             chunk_cost: ChunkCost::default(),
             pass_times: PassTimes::default(),
+            short_matches: ShortMatches::default(),
             asked: None,
             guess_seconds: 0.0,
             chunks: 0,
             turns: BTreeMap::new(),
-            ledger: KvLedger::new(contexts * context_length, windows),
+            ledger: KvLedger::new(plan.kv_positions(), windows),
             actions: Vec::new(),
         }
     }
@@ -487,8 +508,12 @@ impl Scheduler {
             } => self.guessed((request, choice), taken_in, tokens, took, now),
             Event::NoMoreGuesses => self.no_more_guesses(now),
             Event::Whole { nonce } => self.whole(nonce, now),
-            Event::Lost { rank, cause } => self.lost(rank, cause, now),
-            Event::Busy => self.progress = Some(now),
+            Event::Lost {
+                rank,
+                missed_by,
+                cause,
+            } => self.lost(rank, missed_by, cause, now),
+            Event::Busy => self.gets_on(now),
             Event::Tick => self.tick(now),
         }
         // What was sampled comes first: it may change all else.
@@ -506,8 +531,27 @@ impl Scheduler {
 
     /// The member at which a ring fails that is not ready, where that is known.
     pub fn fails_at(&self) -> Option<&str> {
-        let member = self.limits.members.get(self.fails_at?)?;
+        self.name_of(self.fails_at?)
+    }
+
+    /// Its neighbour that does not reach it, if its other one does, as far as is known: then both may be there, and the way between them is not.
+    pub fn missed_by(&self) -> Option<&str> {
+        let fails_at = self.fails_at?;
+        let mut missed = self.missed.iter().filter(|(rank, _)| *rank == fails_at);
+        match (missed.next(), missed.next()) {
+            (Some((_, by)), None) => self.name_of(*by),
+            _ => None,
+        }
+    }
+
+    fn name_of(&self, rank: usize) -> Option<&str> {
+        let member = self.limits.members.get(rank)?;
         Some(member)
+    }
+
+    /// Whether the ring stands still, as far as it can be told from what does not come home. It may go on yet.
+    pub fn is_late(&self) -> bool {
+        self.late
     }
 
     /// Requests that have begun, and those that have not.
@@ -558,7 +602,7 @@ impl Scheduler {
             Sequence {
                 text,
                 state,
-                speculation: Speculation::default(),
+                speculation: Speculation::new(&self.short_matches),
             }
         };
         request.sequences = (0..choices).map(sequence).collect();

@@ -77,20 +77,23 @@ pub async fn serve(
 fn set_up(stream: &TcpStream, limits: &Limits) {
     // Tokens leave one by one in small packets; Nagle would hold them back.
     let set = stream.set_nodelay(true);
-    let set = set.and_then(|()| end_unless_read(stream, limits.reading));
+    let set = set.and_then(|()| set_timeouts(stream, limits.reading));
     if let Err(error) = set {
         tracing::debug!(%error, "options of a connection not set");
     }
 }
 
-/// Has the system end the connection when the client takes in nothing for so long: it is gone, or has stopped reading.
+/// Has the system end the connection when the client takes in nothing for so long: it is gone, or has stopped reading. And tokens that are lost on their
+/// way are sent again soon, and again as soon, as between members ([`crate::ring`]).
 #[cfg(target_os = "linux")]
-fn end_unless_read(stream: &TcpStream, within: Duration) -> io::Result<()> {
-    socket2::SockRef::from(stream).set_tcp_user_timeout(Some(within))
+fn set_timeouts(stream: &TcpStream, reading: Duration) -> io::Result<()> {
+    let socket = socket2::SockRef::from(stream);
+    socket.set_tcp_user_timeout(Some(reading))?;
+    socket.set_tcp_thin_linear_timeouts(true)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn end_unless_read(_: &TcpStream, _: Duration) -> io::Result<()> {
+fn set_timeouts(_: &TcpStream, _: Duration) -> io::Result<()> {
     Ok(())
 }
 

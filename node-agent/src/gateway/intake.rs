@@ -3,20 +3,21 @@
 //!
 //! A body that turns out to be large, and only then, needs room for its whole length. So large ones are received few at a time, one after
 //! another, and nobody keeps room from others by announcing what never comes. A request that finds no place, or no room in time, is told to
-//! come again. Those that are too large for a chat of the context are read on threads of their own, with what the ring leaves of the
-//! processors: they keep neither its tokens nor other requests waiting.
+//! come again. Those that are too large for a chat of the context come in at a pace, and are read on threads of their own, with what the ring
+//! leaves of the processors: they keep neither its tokens nor other requests waiting.
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::Request;
 use futures::StreamExt;
 use http_body::Body as _;
 use tokio::runtime::{Handle, Runtime};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::GatewayError;
 use super::limits::{Limits, OWN_BYTES};
@@ -28,6 +29,8 @@ pub struct Intake {
     limits: Limits,
     places: Arc<Semaphore>,
     room: Arc<Semaphore>,
+    /// To pause while a body comes in that can be no chat of the context: one after another, in the order in which they ask.
+    turn: Mutex<()>,
     threads: Threads,
     threads_for_large: Threads,
 }
@@ -59,6 +62,7 @@ impl Intake {
         Ok(Self {
             places: Arc::new(Semaphore::new(limits.requests)),
             room: Arc::new(Semaphore::new(limits.body_bytes)),
+            turn: Mutex::default(),
             threads: threads(after_others)?,
             threads_for_large: threads(only_when_idle)?,
             limits,
@@ -123,8 +127,11 @@ impl Intake {
             return Err(too_large);
         }
         let length = announced.exact().unwrap_or(MAX_BODY_BYTES as u64) as u32;
+        let no_chat = length as usize > self.limits.chat_bytes;
         let mut room = None;
         let mut bytes = Vec::new();
+        // What came since the last pause.
+        let mut unpaced = 0;
         let mut arriving = body.into_data_stream();
         while let Some(part) = arriving.next().await {
             let part = part.map_err(|error| ApiError::BodyUnreadable {
@@ -135,20 +142,40 @@ impl Intake {
             }
             if bytes.len() + part.len() > OWN_BYTES && room.is_none() {
                 // What is read slowly must not take the places of all requests: some hundred fit into the room.
-                let least = match length as usize > self.limits.chat_bytes {
+                let least = match no_chat {
                     false => 0,
                     true => SLOW_BYTES,
                 };
                 room = Some(self.room(length.max(least)).await?);
+                bytes.reserve_exact((length as usize).saturating_sub(bytes.len()));
             }
             bytes.extend_from_slice(&part);
+            if no_chat && room.is_some() {
+                unpaced += part.len().max(LEAST_PART);
+                if unpaced >= STRETCH {
+                    self.pause(unpaced).await;
+                    unpaced = 0;
+                }
+            }
         }
         Ok((bytes, room))
+    }
+
+    /// The time that so many bytes are to take, behind the pauses of others.
+    async fn pause(&self, bytes: usize) {
+        let _turn = self.turn.lock().await;
+        sleep(Duration::from_micros(bytes as u64 / BYTES_PER_MICROSECOND)).await;
     }
 }
 
 /// The room that a body takes at least that is read where nothing else computes.
 const SLOW_BYTES: u32 = 512 << 10;
+/// At most, of all bodies together that can be no chat of the context. Copied as fast as they come, they take processors from the ring.
+const BYTES_PER_MICROSECOND: u64 = 64;
+/// Bytes of such a body that come in without a pause: less than a millisecond of copying, and enough for a pause that timers can tell.
+const STRETCH: usize = 128 << 10;
+/// A smaller part of a body counts as so many bytes: it costs no less.
+const LEAST_PART: usize = 1 << 10;
 
 /// Has not begun yet, or nobody can stop it. What has not begun is forgotten with this.
 struct Reading<T>(JoinHandle<T>);
@@ -209,6 +236,12 @@ fn after_others() -> io::Result<()> {
 #[cfg(test)]
 #[cfg(target_os = "linux")]
 mod tests {
+    use std::convert::Infallible;
+    use std::iter::repeat_n;
+    use std::time::Instant;
+
+    use futures::future::join_all;
+    use futures::{FutureExt as _, stream};
     use serde_json::json;
 
     use super::*;
@@ -236,5 +269,46 @@ mod tests {
             };
             assert_eq!(taken.asked, expected, "{bytes}");
         }
+    }
+
+    #[tokio::test]
+    async fn bodies_that_are_no_chats_share_a_pace() {
+        const BODIES: usize = 4;
+        const PART: usize = 64 << 10;
+        let intake = Intake::new(Limits::default()).unwrap();
+        let begun = Instant::now();
+        let received = (0..BODIES).map(|_| {
+            let parts = repeat_n(vec![b' '; PART], MAX_BODY_BYTES / PART);
+            let parts = stream::iter(parts.map(Ok::<_, Infallible>));
+            intake.receive(Body::from_stream(parts))
+        });
+        for received in join_all(received).await {
+            let Ok((bytes, _)) = received else {
+                panic!("a body is refused")
+            };
+            assert_eq!(bytes.len(), MAX_BODY_BYTES);
+        }
+        // Neither what came before there was room, nor the end of a body is paused for.
+        let paced = BODIES * (MAX_BODY_BYTES - 2 * STRETCH);
+        let least = Duration::from_micros(paced as u64 / BYTES_PER_MICROSECOND);
+        assert!(begun.elapsed() >= least, "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test]
+    async fn a_chat_does_not_wait_for_larger_bodies() {
+        const CHAT: usize = 1 << 20;
+        let limits = Limits {
+            chat_bytes: CHAT,
+            ..Limits::default()
+        };
+        let intake = Intake::new(limits).unwrap();
+        let received = |bytes| {
+            let body = Body::from(vec![b' '; bytes]);
+            intake.receive(body).now_or_never()
+        };
+        // Another one has it, and keeps it.
+        let _turn = intake.turn.lock().await;
+        assert!(matches!(received(CHAT), Some(Ok(_))));
+        assert!(received(CHAT + 1).is_none());
     }
 }

@@ -21,7 +21,7 @@ pub struct Limits {
     pub body_bytes: usize,
     /// How long a body waits for as many of these as it is long.
     pub waiting: Duration,
-    /// Longer bodies cannot be a chat that fits the context. They are read where nothing else computes.
+    /// Longer bodies cannot be a chat that fits the context. They come in at a pace, and are read where nothing else computes.
     pub chat_bytes: usize,
 }
 

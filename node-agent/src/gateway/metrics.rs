@@ -348,7 +348,10 @@ impl RingCollector {
         let RingStatus {
             readiness,
             fails_at: _,
+            missed_by: _,
             silent,
+            late,
+            looked: _,
             plan_generation,
             rounds,
             members,
@@ -359,7 +362,9 @@ impl RingCollector {
             drafts: _,
             expert_miss_percent: _,
         } = &self.0;
-        let ready = i64::from(*readiness == Readiness::Ready && silent.is_none());
+        let stands_still = silent.is_some() || *late || self.0.stands_still();
+        let ready = *readiness == Readiness::Ready && !stands_still;
+        let ready = i64::from(ready);
         for (name, help, value) in [
             ("prima_ring_ready", "1 when the ring can serve", ready),
             (

@@ -1,4 +1,5 @@
-//! /livez (the event loop turns), /health and /readyz (a token went round, and no member is silent), and /ring (what the chat page shows).
+//! /livez (the event loop turns), /health and /readyz (a token went round, nobody is silent or stands still, and nothing is late), and /ring (what the chat
+//! page shows).
 
 use axum::Json;
 use axum::extract::State;
@@ -18,13 +19,17 @@ pub async fn live() -> &'static str {
 
 /// `{"status": "ok"}`, how many requests run or wait, and the median times of the last answers: to the first token, and from one token to the
 /// next; of a mixture, how often tokens lack experts (`RingStatus::expert_miss_percent`), if that is known. Else the error, and the member at
-/// which the ring fails, if that is known. Of a ring that stands still, too, though requests wait until it goes on: who asks here has the choice.
+/// which the ring fails, if that is known, and the neighbour that does not reach it. Of a ring that stands still, too, though requests wait until it
+/// goes on: who asks here has the choice.
 pub async fn health(State(gateway): State<Gateway>) -> Response {
     let status = gateway.0.generator.status().borrow().clone();
-    if let Err(error) = gateway.ready().and_then(|_| all_heard(&status)) {
+    if let Err(error) = gateway.ready().and_then(|_| goes_on(&status)) {
         let mut body = error.body();
-        if let Some(member) = status.fails_at.or(status.silent) {
+        if let Some((member, missed_by)) = fails_at(&status) {
             body["failsAt"] = json!(member);
+            if let Some(neighbour) = missed_by {
+                body["missedBy"] = json!(neighbour);
+            }
         }
         return with_body(error.into_response(), &body);
     }
@@ -45,14 +50,33 @@ pub async fn health(State(gateway): State<Gateway>) -> Response {
     (StatusCode::OK, Json(body)).into_response()
 }
 
-fn all_heard(status: &RingStatus) -> Result<(), ApiError> {
-    match &status.silent {
-        None => Ok(()),
-        // Not for how long: that would be other words each second, which agents write down.
-        Some(member) => Err(ApiError::RingFailed {
-            reason: format!("no sign of life from member {member} for some seconds"),
-        }),
+/// The member at which the ring fails, or stands still, and the neighbour that does not reach it, as far as that is known.
+fn fails_at(status: &RingStatus) -> Option<(&str, Option<&str>)> {
+    if status.stands_still() {
+        return Some((status.members.first()?.name.as_str(), None));
     }
+    match &status.fails_at {
+        Some(member) => Some((member.as_str(), status.missed_by.as_deref())),
+        None => Some((status.silent.as_deref()?, None)),
+    }
+}
+
+/// Whether the ring stands still. Not for how long: that would be other words each second, which agents write down.
+fn goes_on(status: &RingStatus) -> Result<(), ApiError> {
+    let reason = match &status.silent {
+        _ if status.stands_still() => {
+            "its first member stands still: it waits for a disk, or its machine is too busy"
+                .to_owned()
+        }
+        Some(member) => format!("no sign of life from member {member} for some seconds"),
+        // At which member, nobody says.
+        None if status.late => {
+            "what goes round it is late: a member computes nothing, or a link loses what it carries"
+                .to_owned()
+        }
+        None => return Ok(()),
+    };
+    Err(ApiError::RingFailed { reason })
 }
 
 /// `{"model", "ring": RingStatus, "tokens": {"prompt", "generated"}}`; the tokens are totals since the start.

@@ -1,45 +1,34 @@
 //! `prima-node-agent borrow`: what `prima run` needs of machines that are lent. `look` makes this machine known to them, asks what they can do
-//! and measures the links between all; `run` is the process of one member there, for as long as its ring stands.
+//! and measures the links between all; `run` is the process of one member there, for as long as its ring stands (`remote`).
 
 use std::collections::BTreeSet;
 use std::error::Error as _;
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures::future::OptionFuture;
-use prima_crds::quantity::rounded;
 use prima_crds::v1alpha1::document::DocumentError;
 use prima_crds::v1alpha1::node_profile::{LinkProfile, NodeProfile};
-use prima_crds::v1alpha1::ring_plan::RingPlan;
 use prima_member_process::{Borrowed, LentPlace, OwnPlace, Place};
 use tokio::net::lookup_host;
-use tokio::sync::mpsc;
-use tokio::task::{JoinError, JoinHandle, spawn_blocking};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::task::{JoinError, spawn_blocking};
+use tokio::time::{Instant, sleep, timeout};
 use tonic::transport::Channel;
-use tonic::{Code, Request, Status, Streaming};
+use tonic::{Code, Response, Status};
 
 use super::known::{Known, KnownError};
-use super::proto::event::Event as Happened;
 use super::proto::lending_client::LendingClient;
-use super::proto::order::Order as Ordered;
-use super::proto::{
-    EnrolRequest, Event, LetInRequest, MeasureRequest, Order, ProfileRequest, Start,
-};
-use super::send::{self, SendError, Sending};
+use super::proto::{EnrolRequest, LetInRequest, MeasureRequest, ProfileRequest};
+use super::remote;
+use super::send::SendError;
 use super::word::{Lender, NoLender};
 use super::{CONTENT_BYTES, MAX_MESSAGE_BYTES};
-use crate::plan_source::{self, MemberPlan, PlanSourceError};
+use crate::plan_source::PlanSourceError;
 use crate::profile::system;
 use crate::ring::connection::{self, CONNECT_TIMEOUT, root_cause};
 use crate::ring::{self, Accepted, EchoServer, Fingerprint, LinkError, OwnKey, Pins, measure_link};
 use crate::serve::{ServeError, exit_with_parent};
-use crate::stop_signal::StopSignal;
 
 #[derive(clap::Args)]
 pub struct BorrowArgs {
@@ -64,16 +53,16 @@ struct LookArgs {
 }
 
 #[derive(clap::Args)]
-struct RunArgs {
+pub(super) struct RunArgs {
     /// The machine, which is known here: HOST:PORT
     #[arg(long, value_name = "HOST:PORT")]
-    lender: String,
+    pub lender: String,
     /// The ring's plan: a RingPlan document in YAML
     #[arg(long, value_name = "FILE")]
-    plan: PathBuf,
+    pub plan: PathBuf,
     /// Which of the plan's members runs there
     #[arg(long, value_name = "NAME")]
-    member: String,
+    pub member: String,
     /// End when the process with this id, which started this one, ends for any reason (on Linux)
     #[arg(long, value_name = "PID")]
     exit_with_parent: Option<i32>,
@@ -173,18 +162,14 @@ pub enum BorrowError {
 /// Ports that are tried for this machine's own member: behind the one of its agent, if it has one.
 const FIRST_PORT: u16 = 9191;
 const PORTS: u16 = 100;
-/// A machine that was not measured yet takes half a minute for its profile, a slow one more.
-const ANSWER_LIMIT: Duration = Duration::from_secs(300);
-/// Until a member on another machine has ended, when it was asked to: that one has 7 s.
-const END_LIMIT: Duration = Duration::from_secs(8);
+/// For what a lender is asked. A machine that was not measured yet takes half a minute for its profile, a slow one more, and it measures for one
+/// borrower at a time. One that is gone is noticed sooner, by its connection.
+pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(300);
 /// Until a lender has noticed that a ring before is gone, and has ended its member.
 const LAST_RING_LIMIT: Duration = Duration::from_secs(16);
 const LAST_RING_PAUSE: Duration = Duration::from_secs(1);
 /// A line for each machine of the largest ring.
 const MAX_STDIN: u64 = 1 << 16;
-const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
-/// Orders that wait for the network.
-const WAITING: usize = 4;
 
 /// # Errors
 /// [`BorrowError`].
@@ -203,7 +188,7 @@ pub fn run(args: BorrowArgs) -> Result<(), BorrowError> {
     let result = runtime.block_on(async {
         match args.command {
             BorrowCommand::Look(args) => look_and_tell(args).await,
-            BorrowCommand::Run(args) => run_member(&args).await,
+            BorrowCommand::Run(args) => remote::run_member(&args).await,
         }
     });
     runtime.shutdown_background();
@@ -211,17 +196,17 @@ pub fn run(args: BorrowArgs) -> Result<(), BorrowError> {
 }
 
 /// A lender that knows this machine, and whose key is known here.
-struct Contact {
+pub(super) struct Contact {
     lender: String,
     /// At which it was reached.
     ip: IpAddr,
     key: Fingerprint,
-    client: LendingClient<Channel>,
+    pub client: LendingClient<Channel>,
 }
 
 impl Contact {
     /// With the lender that has this key.
-    async fn known(lender: &str, own: &OwnKey, key: Fingerprint) -> Result<Self, BorrowError> {
+    pub async fn known(lender: &str, own: &OwnKey, key: Fingerprint) -> Result<Self, BorrowError> {
         let (ip, client) = connect(lender, own, key.into(), "it had before").await?;
         Ok(Self {
             lender: lender.to_owned(),
@@ -298,9 +283,9 @@ impl Contact {
             secret: word.secret.to_vec().into(),
             name: system::host_name(),
         };
-        let answer = client.enrol(request).await;
+        let answer = answered(ANSWER_LIMIT, client.enrol(request)).await;
         let answer = answer.map_err(|status| not_taken_in(address, &status))?;
-        let key = Fingerprint::from_bytes(&answer.into_inner().fingerprint);
+        let key = Fingerprint::from_bytes(&answer.fingerprint);
         let key = key
             .ok()
             .filter(|key| key.start() == word.lender)
@@ -320,11 +305,7 @@ impl Contact {
         let lender = self.lender.clone();
         let begun = Instant::now();
         let answer = loop {
-            let answer = timeout(ANSWER_LIMIT, self.client.profile(ProfileRequest {})).await;
-            let answer = answer.unwrap_or_else(|_| {
-                Err(Status::deadline_exceeded("no profile within five minutes"))
-            });
-            match answer {
+            match answered(ANSWER_LIMIT, self.client.profile(ProfileRequest {})).await {
                 Err(status)
                     if status.code() == Code::ResourceExhausted
                         && begun.elapsed() < LAST_RING_LIMIT =>
@@ -336,7 +317,6 @@ impl Contact {
             }
         };
         let answer = answer.map_err(|status| not_taken_in(&lender, &status))?;
-        let answer = answer.into_inner();
         let profile = NodeProfile::from_yaml(&lender, &answer.profile);
         let profile = profile.map_err(|source| BorrowError::Profile {
             lender: lender.clone(),
@@ -352,8 +332,22 @@ impl Contact {
     }
 }
 
+/// What a lender answers, if it does within `limit`.
+pub(super) async fn answered<T>(
+    limit: Duration,
+    request: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, Status> {
+    match timeout(limit, request).await {
+        Ok(answer) => answer.map(Response::into_inner),
+        Err(_) => Err(Status::deadline_exceeded(format!(
+            "no answer within {} s",
+            limit.as_secs()
+        ))),
+    }
+}
+
 /// What the first request over a connection came back with. A handshake that the lender refuses shows only there: the connection ends.
-fn not_taken_in(lender: &str, status: &Status) -> BorrowError {
+pub(super) fn not_taken_in(lender: &str, status: &Status) -> BorrowError {
     let ended = status.source().is_some();
     match ended || status.code() == Code::Unauthenticated {
         true => BorrowError::NotTakenIn {
@@ -423,7 +417,7 @@ async fn connect(
 }
 
 /// Shows what is going on: on stderr, where `prima run` reads it.
-fn progress(text: &str) {
+pub(super) fn progress(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
@@ -617,7 +611,7 @@ impl Machines {
             let request = LetInRequest {
                 fingerprints: fingerprints.clone(),
             };
-            let answer = contact.client.let_in(request).await;
+            let answer = answered(ANSWER_LIMIT, contact.client.let_in(request)).await;
             answer.map_err(|status| refused(&contact.lender, &status))?;
         }
         Ok(())
@@ -682,7 +676,8 @@ impl Machines {
             address: place.address.clone(),
             fingerprint: key.bytes().to_vec().into(),
         };
-        let answer = self.contacts[from].client.measure(request).await;
+        let client = &mut self.contacts[from].client;
+        let answer = answered(ANSWER_LIMIT, client.measure(request)).await;
         let answer = answer.map_err(|status| match status.code() {
             // Said by the lender, and not because it was lost.
             Code::Unavailable if status.source().is_none() => BorrowError::Link {
@@ -694,7 +689,6 @@ impl Machines {
             },
             _ => refused(&self.contacts[from].lender, &status),
         })?;
-        let answer = answer.into_inner();
         Ok(LinkProfile {
             to: place.name,
             latency_nanoseconds: i64::try_from(answer.latency_nanoseconds).unwrap_or(i64::MAX),
@@ -703,174 +697,20 @@ impl Machines {
     }
 }
 
-async fn run_member(args: &RunArgs) -> Result<(), BorrowError> {
-    let mut stop = StopSignal::new().map_err(BorrowError::Start)?;
-    let plan = plan_source::read(&args.plan, &args.member)?;
-    let key = plan.spec.members[plan.rank].public_key_sha256.as_ref();
-    let key = key.and_then(|key| key.parse().ok());
-    let key = key.ok_or_else(|| BorrowError::NoKey {
-        member: args.member.clone(),
-    })?;
-    let own = ring::fixed(Known::open()?.identity()?);
-    let (spec, rank) = (plan.spec.clone(), plan.rank);
-    let files = spawn_blocking(move || send::part_of(&spec, rank)).await??;
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
 
-    let mut contact = Contact::known(&args.lender, &own, key).await?;
-    let (orders, receiver) = mpsc::channel(WAITING);
-    let start = Start {
-        plan: plan_for_lender(&plan)?,
-        member: args.member.clone(),
-        files: files.clone(),
-    };
-    let start = Order {
-        order: Some(Ordered::Start(start)),
-    };
-    // There is room for the first.
-    let _ = orders.send(start).await;
-    let events = contact
-        .client
-        .run(Request::new(ReceiverStream::new(receiver)));
-    let events = events
-        .await
-        .map_err(|status| not_taken_in(&args.lender, &status))?;
-    let mut member = Remote {
-        lender: &args.lender,
-        orders: Some(orders),
-        events: events.into_inner(),
-        sending: None.into(),
-        sends: false,
-    };
-    let first = PathBuf::from(&plan.spec.model.file);
-    tokio::select! {
-        result = member.follow(&first, &files) => return result,
-        () = stop.received() => {}
+    use super::*;
+
+    #[tokio::test]
+    async fn a_lender_that_answers_nothing_is_given_up() {
+        let never = pending::<Result<Response<()>, Status>>();
+        let status = answered(Duration::from_secs(1), never).await.unwrap_err();
+        // And not as one to whom this machine would be a stranger.
+        let error = not_taken_in("desk:9190", &status);
+        assert_eq!(error.to_string(), "desk:9190: no answer within 1 s");
+        let answer = ready(Ok(Response::new(7)));
+        assert_eq!(answered(ANSWER_LIMIT, answer).await.unwrap(), 7);
     }
-    if member.sends {
-        // The connection goes with this process, and the lender keeps what came.
-        return Ok(());
-    }
-    // The lender ends its member when the orders do.
-    member.orders = None;
-    let ended = async { while let Ok(Some(_)) = next(&args.lender, &mut member.events).await {} };
-    tokio::select! {
-        _ = timeout(END_LIMIT, ended) => {}
-        () = stop.received() => {}
-    }
-    Ok(())
-}
-
-/// The plan without what is of this machine only: where files lie, and the model that guesses.
-fn plan_for_lender(plan: &MemberPlan) -> Result<String, BorrowError> {
-    let mut spec = plan.spec.clone();
-    let file = PathBuf::from(&spec.model.file);
-    let name = file.file_name().unwrap_or_default();
-    spec.model.file = name.to_string_lossy().into_owned();
-    spec.draft = None;
-    let mut document = RingPlan::new("lent", spec);
-    document.metadata.uid = plan.uid.clone();
-    serde_saphyr::to_string(&document).map_err(BorrowError::Yaml)
-}
-
-/// A member on a machine that is lent.
-struct Remote<'a> {
-    lender: &'a str,
-    /// Its end ends the member.
-    orders: Option<mpsc::Sender<Order>>,
-    events: Streaming<Event>,
-    /// What sends the model, until all is sent.
-    sending: OptionFuture<JoinHandle<Result<(), SendError>>>,
-    sends: bool,
-}
-
-impl Remote<'_> {
-    /// Sends what is wanted, and shows what the member writes, until it ends, which it should not.
-    async fn follow(
-        &mut self,
-        first: &std::path::Path,
-        files: &[super::proto::ModelFile],
-    ) -> Result<(), BorrowError> {
-        let sent = Arc::new(AtomicU64::new(0));
-        let mut total_bytes = 0;
-        let mut shown = 0;
-        let mut ticks = interval(PROGRESS_INTERVAL);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            let event = tokio::select! {
-                event = next(self.lender, &mut self.events) => event?,
-                Some(ended) = &mut self.sending => {
-                    (self.sending, self.sends) = (None.into(), false);
-                    ended??;
-                    show_progress(total_bytes, total_bytes);
-                    continue;
-                }
-                _ = ticks.tick(), if self.sends => {
-                    let sent = sent.load(Ordering::Relaxed);
-                    // Not a line each second, on links where it takes hours.
-                    if 20 * sent / total_bytes > shown {
-                        shown = 20 * sent / total_bytes;
-                        show_progress(sent, total_bytes);
-                    }
-                    continue;
-                }
-            };
-            match event {
-                Some(Happened::Wanted(_)) if total_bytes > 0 => {
-                    return Err(SendError::Wanted.into());
-                }
-                Some(Happened::Wanted(wanted)) => {
-                    let wanted = Sending::new(first, files, wanted)?;
-                    total_bytes = wanted.total_bytes;
-                    if let (Some(orders), 1..) = (self.orders.clone(), total_bytes) {
-                        let sent = sent.clone();
-                        show_progress(0, total_bytes);
-                        let sending = spawn_blocking(move || wanted.send(&orders, &sent));
-                        (self.sending, self.sends) = (Some(sending).into(), true);
-                    }
-                }
-                Some(Happened::Line(line)) => {
-                    let _ = writeln!(io::stdout(), "{line}");
-                }
-                Some(Happened::Ended(how)) => {
-                    return Err(BorrowError::Ended {
-                        lender: self.lender.to_owned(),
-                        how,
-                    });
-                }
-                None => {}
-            }
-        }
-    }
-}
-
-/// What the lender tells next.
-async fn next(
-    lender: &str,
-    events: &mut Streaming<Event>,
-) -> Result<Option<Happened>, BorrowError> {
-    let lender = || lender.to_owned();
-    match events.message().await {
-        Ok(Some(event)) => Ok(event.event),
-        Ok(None) => Err(BorrowError::Lost {
-            lender: lender(),
-            problem: "its agent ended the stream".to_owned(),
-        }),
-        Err(status) => Err(match status.source() {
-            Some(_) => BorrowError::Lost {
-                lender: lender(),
-                problem: root_cause(&status),
-            },
-            None => BorrowError::NotRun {
-                lender: lender(),
-                problem: status.message().to_owned(),
-            },
-        }),
-    }
-}
-
-fn show_progress(sent: u64, total: u64) {
-    progress(&format!(
-        "has {} of its {} of the model",
-        rounded(sent),
-        rounded(total)
-    ));
 }

@@ -3,7 +3,7 @@
 //! of the model that the member runs, and follows the member until the ring ends.
 //!
 //! `word` and `door` decide who may borrow: whoever has the word that the agent shows, once, and then whoever has that one's key. `known` is
-//! what is remembered of that. `lend` and `guest` are the lender's side, `borrow` and `send` the borrower's; `proto` is what they say.
+//! what is remembered of that. `lend` and `guest` are the lender's side, `borrow`, `remote` and `send` the borrower's; `proto` is what they say.
 //!
 //! Refuses: to let a borrower choose what is run (it is this program's `serve`), where its model lies, or how much of the memory weights may
 //! take: that is for the machine's owner. Otherwise a borrower is trusted: its plan says how long contexts may be, and it has this machine
@@ -15,6 +15,7 @@ mod guest;
 mod known;
 pub mod lend;
 mod proto;
+mod remote;
 mod send;
 mod word;
 

@@ -24,7 +24,7 @@ pub struct CacheKey {
     /// The models' folder: all of it is on one disk.
     pub models: PathBuf,
     pub memory_total_bytes: u64,
-    /// The GPU that layers would run on, or why there is none.
+    /// The GPUs that layers would run on, with their places, or why there is none.
     pub gpu: String,
 }
 

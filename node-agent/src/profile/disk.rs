@@ -499,19 +499,23 @@ mod tests {
     fn a_folder_is_measured_and_left_as_it_was() {
         // Beside the build, which lies on a disk wherever it is built.
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-        let disk = measure(folder.path(), &pool(), &|| thread::sleep(PIECE_OF_WORK)).unwrap();
-        assert!(
-            disk.sequential_read_bytes_per_second > 0
-                && disk.random_read_bytes_per_second > 0
-                && disk.expert_read_bytes_per_second > Some(0),
-            "{disk:?}"
-        );
-        // Sleeping is not slowed down by reading, nor reading by sleeping; other tests may be at work.
-        assert!(
-            disk.compute_while_reading_percent > 20 && disk.read_while_computing_percent > 5,
-            "{disk:?}"
-        );
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        // Sleeping is not slowed down by reading, nor reading by sleeping; other tests may be at work, and are not all the time.
+        let mut tries = (0..5).map(|_| {
+            let disk = measure(folder.path(), &pool(), &|| thread::sleep(PIECE_OF_WORK)).unwrap();
+            assert!(
+                disk.sequential_read_bytes_per_second > 0
+                    && disk.random_read_bytes_per_second > 0
+                    && disk.expert_read_bytes_per_second > Some(0),
+                "{disk:?}"
+            );
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+            eprintln!("{disk:?}");
+            (
+                disk.compute_while_reading_percent,
+                disk.read_while_computing_percent,
+            )
+        });
+        assert!(tries.any(|(computed, read)| computed > 20 && read > 5));
     }
 
     #[test]

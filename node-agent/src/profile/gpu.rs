@@ -1,4 +1,4 @@
-//! The GPUs of this machine: the one that the engine can use, measured; every other one that is seen, with the reason why
+//! The GPUs of this machine: those that the engine can use, each measured; every other one that is seen, with the reason why
 //! it cannot be used. Refuses to estimate: what was not measured is left out.
 
 use std::fs::{self, File};
@@ -11,7 +11,7 @@ use prima_crds::v1alpha1::ring_plan;
 use prima_engine::kernels::MatrixError;
 use prima_engine::{
     BatchEntry, Compute, EngineError, GPU_HEAD_ROWS, Gpu, GpuApi, GpuFacts, KvCache, KvFormat,
-    LayerDevices, LayerWindow, Model, Residency,
+    LayerDevices, LayerWindow, Model, OpenedGpu, Residency, UPLOAD_BYTES,
 };
 use prima_gguf::GgmlType;
 use prima_gguf::writer::{GgufWriter, WriterError};
@@ -21,6 +21,7 @@ use super::samples::RunTimes;
 
 /// The planner counts what the engine takes.
 const _: () = assert!(GPU_HEAD_ROWS == ring_plan::GPU_HEAD_ROWS);
+const _: () = assert!(UPLOAD_BYTES == ring_plan::UPLOAD_BYTES);
 
 #[derive(Debug, thiserror::Error)]
 pub enum GpuError {
@@ -36,60 +37,131 @@ pub enum GpuError {
     Model(#[source] WriterError),
 }
 
-/// What the GPU that the engine can use says of itself, or why there is none.
-pub fn facts() -> Result<GpuFacts, String> {
-    let facts = Gpu::open().and_then(|gpu| gpu.facts());
-    facts.map_err(|error| prima_crds::error_chain(&error))
+/// What a GPU that the engine can use says of itself, and which GPU it is and why it cannot be opened, if so.
+pub type AskedGpu = (GpuFacts, Option<EngineError>);
+
+/// What there is of GPUs that the engine can use, or why there is none.
+pub fn facts() -> Result<Vec<AskedGpu>, EngineError> {
+    Ok(Gpu::open_all()?.into_iter().map(asked).collect())
 }
 
-/// Notes how much memory is free of the GPU that says this, if that is worth telling. Returns whether it was.
+pub fn asked(OpenedGpu { facts, opened }: OpenedGpu) -> AskedGpu {
+    let problem = opened.err().map(|source| EngineError::OneGpu {
+        gpu: facts.label(),
+        source: Box::new(source),
+    });
+    (facts, problem)
+}
+
+/// Those of them that could be opened.
+pub fn opened(asked: &[AskedGpu]) -> Vec<GpuFacts> {
+    let opened = asked.iter().filter(|(_, problem)| problem.is_none());
+    opened.map(|(facts, _)| facts.clone()).collect()
+}
+
+/// Why the others could not.
+pub fn problems(asked: &[AskedGpu]) -> impl Iterator<Item = &EngineError> {
+    asked.iter().filter_map(|(_, problem)| problem.as_ref())
+}
+
+/// What those say that were asked how much of their memory is free: one that is too full to be opened has none.
+pub fn free(asked: &[AskedGpu]) -> Vec<GpuFacts> {
+    let free = asked.iter().filter_map(|(facts, problem)| match problem {
+        None => Some(facts.clone()),
+        Some(problem) => problem.is_full_gpu().then(|| GpuFacts {
+            available_bytes: 0,
+            ..facts.clone()
+        }),
+    });
+    free.collect()
+}
+
+/// Where in a profile each of the GPUs is that say this: by its place on the PCI bus; where that is not known, by its name, of equal ones in their
+/// order.
+pub fn places(gpus: &[GpuProfile], facts: &[GpuFacts]) -> Vec<Option<usize>> {
+    let mut taken = vec![false; gpus.len()];
+    let place = |facts: &GpuFacts| {
+        let is_it = |gpu: &GpuProfile| match (&gpu.pci_address, &facts.pci_address) {
+            (Some(one), Some(other)) => one == other,
+            _ => gpu.name == facts.name,
+        };
+        let mut known = gpus.iter().zip(&taken);
+        let found = known.position(|(gpu, taken)| !taken && is_it(gpu))?;
+        taken[found] = true;
+        Some(found)
+    };
+    facts.iter().map(place).collect()
+}
+
+/// Notes how much memory is free of the GPUs that say this, where that is worth telling. Returns whether it was of any.
 pub fn set_available(
     gpus: &mut [GpuProfile],
-    facts: &GpuFacts,
+    facts: &[GpuFacts],
     is_worth_telling: impl Fn(&GpuMeasurements, i64) -> bool,
 ) -> bool {
-    let gpu = gpus.iter_mut().find(|gpu| gpu.name == facts.name);
-    let Some(measured) = gpu.and_then(|gpu| gpu.measured.as_mut()) else {
-        return false;
-    };
-    let now = i64::try_from(facts.available_bytes).unwrap_or(i64::MAX);
-    let now = now.min(measured.total_bytes);
-    let worth = is_worth_telling(measured, now);
-    if worth {
-        measured.available_bytes = now;
+    let mut was_worth = false;
+    for (facts, place) in facts.iter().zip(places(gpus, facts)) {
+        let gpu = place.and_then(|place| gpus[place].measured.as_mut());
+        let Some(measured) = gpu else {
+            continue;
+        };
+        let now = i64::try_from(facts.available_bytes).unwrap_or(i64::MAX);
+        let now = now.min(measured.total_bytes);
+        if is_worth_telling(measured, now) {
+            measured.available_bytes = now;
+            was_worth = true;
+        }
     }
-    worth
+    was_worth
 }
 
-/// All GPUs of this machine: the engine's first, if it has one.
+/// All GPUs of this machine: those that the engine can use first, in the order in which they get layers.
 pub fn measure(root: &Path, weights: &SampleWeights) -> Vec<GpuProfile> {
-    let opened = Gpu::open().and_then(|gpu| gpu.facts().map(|facts| (gpu, facts)));
-    let (gpu, facts) = match opened {
+    let opened = match Gpu::open_all() {
         Ok(opened) => opened,
         Err(error) => return seen(root, &prima_crds::error_chain(&error)),
     };
-    let name = facts.name.clone();
+    let why = "the engine uses others: those with memory of their own, else the first";
+    let mut others = seen(root, why);
+    let mut gpus = Vec::new();
+    for OpenedGpu { facts, opened } in opened {
+        // As the kernel lists it, if it has no name for it.
+        let listed = facts.pci.map(|(vendor, device)| {
+            listed_name(&format!("{vendor:#06x}"), &format!("{device:#06x}")).unwrap_or_default()
+        });
+        let same = |gpu: &GpuProfile| gpu.name == facts.name || Some(&gpu.name) == listed.as_ref();
+        if let Some(same) = others.iter().position(same) {
+            others.remove(same);
+        }
+        gpus.push(measured(facts, opened, weights, cpu::formats()));
+    }
+    gpus.extend(others);
+    gpus
+}
+
+/// One that the engine can use, or not, as it turns out.
+fn measured(
+    facts: GpuFacts,
+    opened: Result<Gpu, EngineError>,
+    weights: &SampleWeights,
+    formats: impl Iterator<Item = GgmlType>,
+) -> GpuProfile {
+    let (name, pci_address) = (facts.name.clone(), facts.pci_address.clone());
     let backend = backend(facts.api);
-    // As the kernel lists it, if it has no name for it.
-    let listed = facts.pci.map(|(vendor, device)| {
-        listed_name(&format!("{vendor:#06x}"), &format!("{device:#06x}")).unwrap_or_default()
-    });
-    let (measured, unusable) = match measurements(&gpu, facts, weights, cpu::formats()) {
+    let measured = opened
+        .map_err(GpuError::from)
+        .and_then(|gpu| measurements(&gpu, facts, weights, formats));
+    let (measured, unusable) = match measured {
         Ok(measured) => (Some(measured), None),
         Err(error) => (None, Some(prima_crds::error_chain(&error))),
     };
-    let mut others = seen(root, "the engine uses one GPU, the first");
-    let same = |gpu: &GpuProfile| gpu.name == name || Some(&gpu.name) == listed.as_ref();
-    if let Some(same) = others.iter().position(same) {
-        others.remove(same);
-    }
-    let first = GpuProfile {
+    GpuProfile {
         name,
+        pci_address,
         backend,
         unusable,
         measured,
-    };
-    std::iter::once(first).chain(others).collect()
+    }
 }
 
 fn backend(api: GpuApi) -> GpuBackend {
@@ -156,6 +228,8 @@ fn measurements(
         layer_overhead_nanoseconds: (layer_overhead * 1e9) as i64,
         parts: Vec::new(),
         streams_weights: false,
+        runs_drafts: false,
+        most_buffer_bytes: None,
     })
 }
 
@@ -263,12 +337,17 @@ fn layer_overhead_seconds(gpu: &Gpu, throughput: &[Throughput]) -> Result<f64, G
     };
     let (half, all) = (seconds(LAYERS / 2)?, seconds(LAYERS)?);
     let layer = (all - half) / (LAYERS - LAYERS / 2) as f64;
+    Ok(beside_weights(layer, throughput))
+}
+
+/// What a layer of [`write_small_model`], which takes so many seconds, does not spend on its weights. Noise may swallow that.
+fn beside_weights(layer: f64, throughput: &[Throughput]) -> f64 {
     let rate = throughput
         .iter()
         .find(|one| one.format == SMALL_MODEL.name())
         .map(|one| one.decode_bytes_per_second as f64);
     let weights = rate.map_or(0.0, |rate| small_layer_bytes() / rate);
-    Ok((layer - weights).max(0.0))
+    (layer - weights).max(0.0)
 }
 
 /// What the matrices of [`write_small_model`] are in.
@@ -351,6 +430,7 @@ fn seen(root: &Path, unusable: &str) -> Vec<GpuProfile> {
         };
         gpus.push(GpuProfile {
             name,
+            pci_address: None,
             backend,
             unusable: Some(reason.to_owned()),
             measured: None,
@@ -386,6 +466,7 @@ fn nvidia(root: &Path, unusable: &str) -> Vec<GpuProfile> {
         .into_iter()
         .map(|name| GpuProfile {
             name,
+            pci_address: None,
             backend: GpuBackend::Cuda,
             unusable: Some(unusable.to_owned()),
             measured: None,
@@ -492,30 +573,57 @@ mod tests {
             api: GpuApi::Vulkan,
             name: name.into(),
             pci: None,
+            pci_address: None,
             unified_memory: false,
             total_bytes: 12,
             available_bytes,
+            most_buffer_bytes: None,
         };
         let available = |gpus: &[GpuProfile]| gpus[1].measured.as_ref().unwrap().available_bytes;
         let always = |_: &GpuMeasurements, _: i64| true;
-        assert!(set_available(&mut gpus, &says("used", 3), always));
+        assert!(set_available(&mut gpus, &[says("used", 3)], always));
         assert_eq!(available(&gpus), 3);
-        assert!(!set_available(&mut gpus, &says("used", 4), |told, now| {
-            (told.available_bytes, now) != (3, 4)
-        }));
+        assert!(!set_available(
+            &mut gpus,
+            &[says("used", 4)],
+            |told, now| { (told.available_bytes, now) != (3, 4) }
+        ));
         for other in ["seen", "absent"] {
-            assert!(!set_available(&mut gpus, &says(other, 5), always));
+            assert!(!set_available(&mut gpus, &[says(other, 5)], always));
         }
         assert_eq!(available(&gpus), 3);
         // A driver that says more than there is.
-        assert!(set_available(&mut gpus, &says("used", u64::MAX), always));
+        let more = says("used", u64::MAX);
+        assert!(set_available(&mut gpus, &[more], always));
         assert_eq!(available(&gpus), 12);
+
+        // Two of a kind are known by their places, or by their order.
+        let mut twins = vec![gpus[1].clone(), gpus[1].clone()];
+        let both = |twins: &[GpuProfile]| {
+            let measured = twins.iter().filter_map(|gpu| gpu.measured.as_ref());
+            measured
+                .map(|measured| measured.available_bytes)
+                .collect::<Vec<_>>()
+        };
+        let say = [says("used", 1), says("used", 2)];
+        assert!(set_available(&mut twins, &say, always));
+        assert_eq!(both(&twins), [1, 2]);
+        let at = |address: &str| Some(address.to_owned());
+        twins[0].pci_address = at("0000:01:00.0");
+        twins[1].pci_address = at("0000:02:00.0");
+        let second = GpuFacts {
+            pci_address: at("0000:02:00.0"),
+            ..says("used", 7)
+        };
+        assert!(set_available(&mut twins, &[second], always));
+        assert_eq!(both(&twins), [1, 7]);
     }
 
     /// One that cannot be used, and one that was measured.
     fn seen_and_measured(measured: GpuMeasurements) -> [GpuProfile; 2] {
         let gpu = |name: &str, unusable: Option<&str>, measured| GpuProfile {
             name: name.into(),
+            pci_address: None,
             backend: GpuBackend::Vulkan,
             unusable: unusable.map(str::to_owned),
             measured,
@@ -537,9 +645,11 @@ mod tests {
             api: GpuApi::Vulkan,
             name: "CPU".into(),
             pci: None,
+            pci_address: None,
             unified_memory: false,
             total_bytes: 2,
             available_bytes: 1,
+            most_buffer_bytes: Some(1 << 20),
         };
         let weights = SampleWeights::new(0, 0);
         let measured = measurements(&gpu, facts, &weights, formats.into_iter()).unwrap();
@@ -553,8 +663,51 @@ mod tests {
         ] {
             assert!(number > 0, "{measured:?}");
         }
-        // What a layer takes besides its products is a difference; on a busy processor noise may swallow it.
-        assert!(measured.layer_overhead_nanoseconds >= 0, "{measured:?}");
         assert_eq!(measured.throughput.len(), expected, "{measured:?}");
+    }
+
+    #[test]
+    fn each_gpu_of_a_machine_is_in_its_profile() {
+        let facts = |name: &str, address: &str| GpuFacts {
+            api: GpuApi::Vulkan,
+            name: name.into(),
+            pci: None,
+            pci_address: Some(address.into()),
+            unified_memory: true,
+            total_bytes: 2,
+            available_bytes: 1,
+            most_buffer_bytes: None,
+        };
+        let weights = SampleWeights::new(0, 0);
+        let formats = || [GgmlType::Q4_0].into_iter();
+        let good = facts("twin", "0000:01:00.0");
+        let good = measured(good, Gpu::software(), &weights, formats());
+        assert_eq!(good.pci_address.as_deref(), Some("0000:01:00.0"));
+        assert!(good.measured.is_some() && good.unusable.is_none());
+        let gone = EngineError::NoGpu {
+            reason: "it fell off".to_owned(),
+        };
+        let bad = facts("twin", "0000:02:00.0");
+        let bad = measured(bad, Err(gone), &weights, formats());
+        assert_eq!(bad.plan_name(), "0000:02:00.0");
+        assert!(bad.measured.is_none());
+        assert!(bad.unusable.unwrap().contains("it fell off"));
+    }
+
+    #[test]
+    fn of_a_layers_time_its_weights_are_no_overhead() {
+        let rate = |format: GgmlType, seconds: f64| Throughput {
+            format: format.name().to_owned(),
+            decode_bytes_per_second: (small_layer_bytes() / seconds) as i64,
+            prefill_flop_per_second: 1,
+            spread_percent: None,
+        };
+        let measured = [rate(GgmlType::Q8_0, 2.0), rate(SMALL_MODEL, 0.25)];
+        for (layer, expected) in [(1.0, 0.75), (0.25, 0.0), (0.1, 0.0), (-1.0, 0.0)] {
+            let found = beside_weights(layer, &measured);
+            assert!((found - expected).abs() < 1e-6, "{layer}: {found}");
+        }
+        // Of another format nothing is known.
+        assert_eq!(beside_weights(1.0, &measured[..1]), 1.0);
     }
 }

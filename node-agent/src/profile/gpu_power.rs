@@ -18,9 +18,10 @@ pub fn sleeps(root: &Path, facts: &GpuFacts) -> bool {
             u32::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()
         };
         let (vendor, device) = (number("vendor")?, number("device")?);
-        let is_own = match facts.pci {
-            Some(pci) => pci == (vendor, device),
-            None => facts.api == GpuApi::Cuda && vendor == NVIDIA,
+        let is_own = match (&facts.pci_address, facts.pci) {
+            (Some(address), _) => entry.file_name() == address.as_str(),
+            (None, Some(pci)) => pci == (vendor, device),
+            (None, None) => facts.api == GpuApi::Cuda && vendor == NVIDIA,
         };
         (is_own && number("class")? >> 16 == DISPLAY).then(|| entry.path())
     });
@@ -28,7 +29,7 @@ pub fn sleeps(root: &Path, facts: &GpuFacts) -> bool {
         let status = fs::read_to_string(device.join("power/runtime_status"));
         status.is_ok_and(|status| status.trim() == "suspended")
     };
-    // Of several of a kind it is not known which of them it is.
+    // Without its place, of several of a kind it is not known which of them it is.
     own.next().is_some_and(|first| is_suspended(&first)) && own.all(|other| is_suspended(&other))
 }
 
@@ -55,9 +56,11 @@ mod tests {
             api,
             name: "a GPU".to_owned(),
             pci,
+            pci_address: None,
             unified_memory: false,
             total_bytes: 2,
             available_bytes: 1,
+            most_buffer_bytes: None,
         };
         let amd = gpu(GpuApi::Vulkan, Some((0x1002, 0x73bf)));
         let nvidia = gpu(GpuApi::Cuda, None);
@@ -74,5 +77,11 @@ mod tests {
         assert_eq!(asleep(), [true, true]);
         device("0000:04:00.0", "0x1002", "0x73bf", "0x030000", "active");
         assert_eq!(asleep(), [false, true]);
+        let at = |address: &str| GpuFacts {
+            pci_address: Some(address.to_owned()),
+            ..amd.clone()
+        };
+        assert!(sleeps(folder.path(), &at("0000:03:00.0")));
+        assert!(!sleeps(folder.path(), &at("0000:04:00.0")));
     }
 }

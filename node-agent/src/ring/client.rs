@@ -48,7 +48,12 @@ pub enum RingEvent {
         reason: String,
     },
     /// The ring is broken at this rank; all sessions are gone.
-    Lost { rank: usize, cause: String },
+    Lost {
+        rank: usize,
+        /// The rank of its neighbour that does not reach it, where it is not the member itself that ends.
+        missed_by: Option<usize>,
+        cause: String,
+    },
     /// The ring gets on: a member does, at a long pass, or something came home that nobody waits for.
     Busy,
 }
@@ -173,7 +178,7 @@ impl RingClient {
             .await
     }
 
-    /// Sends `tokens` (at most [`MAX_FRAME_ROWS`]) of a session round the ring, in place of whatever it holds from `first_position` on.
+    /// Sends `tokens` (at most a chunk of the plan) of a session round the ring, in place of whatever it holds from `first_position` on.
     /// [`RingEvent::Answer`] brings `output` of the last `wanted` of them. All this is a part of `trace`.
     pub async fn send_from(
         &mut self,
@@ -286,7 +291,9 @@ impl RingClient {
                     last = output;
                 }
                 RingEvent::Refused { reason, .. } => return Err(RingError::Refused { reason }),
-                RingEvent::Lost { rank, cause } => return Err(RingError::Lost { rank, cause }),
+                RingEvent::Lost { rank, cause, .. } => {
+                    return Err(RingError::Lost { rank, cause });
+                }
                 RingEvent::Released { .. } | RingEvent::Whole { .. } | RingEvent::Busy => {}
             }
         }
@@ -388,9 +395,16 @@ impl RingClient {
                 MemberEvent::Unreachable { rank, cause } => {
                     self.sessions.clear();
                     self.heard.forget();
-                    // Rank 0 is here: what it lost is whoever does not reach it, or its successor, which has said so round the ring.
-                    let rank = if rank == 0 { event.rank.max(1) } else { rank };
-                    Some(RingEvent::Lost { rank, cause })
+                    let (rank, by) = match rank {
+                        // Rank 0 is here: what is lost is whoever does not reach it.
+                        0 => (event.rank.max(1), 0),
+                        _ => (rank, event.rank),
+                    };
+                    Some(RingEvent::Lost {
+                        rank,
+                        missed_by: (by != rank).then_some(by),
+                        cause,
+                    })
                 }
                 MemberEvent::Busy => Some(RingEvent::Busy),
                 MemberEvent::Alive => {

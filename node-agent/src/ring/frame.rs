@@ -9,7 +9,7 @@ use super::hop_timing::HopTiming;
 /// Counts up over the life of a ring; 0 means no session.
 pub type SessionId = u64;
 
-/// The most rows that one frame may carry.
+/// The most rows that one frame may carry, where a plan does not say more.
 pub const MAX_FRAME_ROWS: usize = CHUNK_POSITIONS;
 
 /// One operation on one session, on its way through one round.
@@ -114,7 +114,7 @@ pub enum MemberEvent {
         sequence: u64,
         cause: String,
     },
-    /// There is no stream to the member of this rank.
+    /// There is no stream to the member of this rank, or it is the one that reports this, and ends.
     Unreachable { rank: usize, cause: String },
     /// A long pass gets on.
     Busy,

@@ -1,11 +1,11 @@
 //! A member at work: admits frames, runs those that wait for the same window as one batch, and sends them on.
 //!
-//! A member does everything on one thread, in one loop, so that a hop wakes nobody but its successor. Only a long batch
-//! is computed outside this thread, so that large activations flow, pings are answered and signs of life pass meanwhile. Control operations
+//! A member does everything on one thread, in one loop, so that a hop wakes nobody but its successor. Only long batches, and all where a GPU
+//! computes, are computed outside this thread, so that large activations flow, pings are answered and signs of life pass meanwhile. Control operations
 //! (create, fork, truncate, release, reset) keep their order among the activations.
 //!
 //! Decides what becomes of a frame: computed and sent on, refused, or failed. The last two are reported to rank 0 and
-//! end one request, never the ring. Losing a neighbour ends all sessions.
+//! end one request, never the ring. Losing a neighbour ends all sessions. A member whose later passes would fail, too, says why and ends.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,6 +40,8 @@ pub struct Hop {
     worker: Arc<Mutex<Worker>>,
     /// The worker's, which tells how far it is.
     compute: Arc<Compute>,
+    /// Whether it uses a GPU, which may hang.
+    on_gpu: bool,
     queue: Queue,
     /// Rank 0 only: frames on the ring of whose rows something else than logits is made, by session and sequence.
     outputs: BTreeMap<(SessionId, u64), Output>,
@@ -92,7 +94,7 @@ pub enum Reply {
 pub enum HopError {
     #[error("computing a batch ended in a panic")]
     Panicked(#[source] tokio::task::JoinError),
-    /// Whoever starts the member again opens the file anew.
+    /// Whoever starts the member again opens the file and the GPU anew.
     #[error("nothing can be computed any more")]
     Lasting(#[source] WorkerError),
 }
@@ -123,12 +125,15 @@ enum Successor {
 
 /// A batch that probably takes less than this is computed on this thread: handing it to another and back costs two
 /// wake-ups, 0.05 ms, or 0.2 ms after a long sleep. This thread does nothing else meanwhile, so the limit is also how
-/// long the sending of a large activation may stop.
+/// long the sending of a large activation may stop. Where a GPU computes, no batch is: one that hangs must not keep this thread from saying so, nor
+/// rank 0 from decoding.
 const INLINE_LIMIT: Duration = Duration::from_millis(20);
 /// After a pause this long the cost of a batch is unknown: its weights may have left the page cache.
 const COST_LIFETIME: Duration = Duration::from_secs(1);
-/// How often rank 0 hears that a long pass gets on.
-const BUSY_INTERVAL: Duration = Duration::from_secs(5);
+/// How often rank 0 hears that a long pass gets on: more often than it takes a pass for late (`decode::scheduler`).
+const BUSY_INTERVAL: Duration = Duration::from_secs(1);
+/// For what a member says before it ends to leave it.
+const LAST_WORD: Duration = Duration::from_millis(200);
 
 impl Hop {
     pub fn new(parts: HopParts) -> Self {
@@ -151,6 +156,7 @@ impl Hop {
             limits,
             table,
             compute: worker.compute().clone(),
+            on_gpu: worker.gpu().is_some(),
             worker: Arc::new(Mutex::new(worker)),
             queue: Queue::default(),
             outputs: BTreeMap::new(),
@@ -253,7 +259,11 @@ impl Hop {
                 Reset::Probe { nonce } => self.reply(Reply::Whole { nonce }),
                 Reset::Lost { rank, cause } => {
                     self.forget_all();
-                    self.report(MemberEvent::Unreachable { rank, cause });
+                    // It is told by the one that has lost its predecessor.
+                    self.pass_back(HopEvent {
+                        rank: self.schedule.behind(rank),
+                        event: MemberEvent::Unreachable { rank, cause },
+                    });
                 }
             }
             return;
@@ -357,12 +367,14 @@ impl Hop {
         let spent = started.elapsed();
         let outputs = match outputs {
             Ok(outputs) => outputs,
+            Err(error) if error.is_lasting() => {
+                self.report_ending(round, &frames, &error);
+                tokio::time::sleep(LAST_WORD).await;
+                return Err(HopError::Lasting(error));
+            }
             Err(error) => {
                 self.report_failed(round, &frames, &error);
-                return match error.is_lasting() {
-                    true => Err(HopError::Lasting(error)),
-                    false => Ok(()),
-                };
+                return Ok(());
             }
         };
         let computed = frames.iter().zip(&outputs);
@@ -451,6 +463,17 @@ impl Hop {
             });
         }
         (frames, work)
+    }
+
+    /// Requests may go on when this member has been started again. Of rank 0 they end, and are told why.
+    fn report_ending(&mut self, round: usize, frames: &[Unpacked], error: &WorkerError) {
+        let rank = self.schedule.rank;
+        if rank == 0 {
+            return self.report_failed(round, frames, error);
+        }
+        let cause = prima_crds::error_chain(error);
+        tracing::error!(round, cause, "nothing can be computed any more");
+        self.report(MemberEvent::Unreachable { rank, cause });
     }
 
     fn report_failed(&mut self, round: usize, frames: &[Unpacked], error: &WorkerError) {
@@ -549,7 +572,7 @@ impl Hop {
         let quick = self.row_cost[round].is_some_and(|(cost, measured)| {
             measured.elapsed() < COST_LIFETIME && cost * (rows as u32) < INLINE_LIMIT
         });
-        if quick {
+        if quick && !self.on_gpu {
             return Ok(self.worker().run(round, work));
         }
         let worker = self.worker.clone();

@@ -291,18 +291,27 @@ impl Echoes {
     }
 
     async fn round_trip(&mut self, payload: &Bytes) -> Result<Duration, LinkError> {
+        let Self {
+            address,
+            payloads,
+            answers,
+        } = self;
         let lost = |cause| LinkError::Lost {
-            address: self.address.clone(),
+            address: address.clone(),
             cause,
         };
         let start = Instant::now();
         let sent = proto::Payload {
             data: payload.clone(),
         };
-        if self.payloads.send(sent).await.is_err() {
-            return Err(lost("it closed the stream".to_owned()));
-        }
-        let answer = match tokio::time::timeout(SILENCE_LIMIT, self.answers.message()).await {
+        // Sending waits, too, where the other side answers and takes nothing.
+        let trip = async {
+            match payloads.send(sent).await {
+                Ok(()) => answers.message().await,
+                Err(_) => Ok(None),
+            }
+        };
+        let answer = match tokio::time::timeout(SILENCE_LIMIT, trip).await {
             Ok(Ok(Some(answer))) => answer,
             Ok(Ok(None)) => return Err(lost("it closed the stream".to_owned())),
             Ok(Err(status)) => return Err(lost(connection::root_cause(&status))),
@@ -316,7 +325,7 @@ impl Echoes {
         let time = start.elapsed();
         if answer.data.len() != payload.len() {
             return Err(LinkError::Echo {
-                address: self.address.clone(),
+                address: address.clone(),
                 expected: payload.len(),
                 found: answer.data.len(),
             });
@@ -394,6 +403,18 @@ mod tests {
         assert!(measure_link(&plain.address().to_string(), Some(connector)).is_err());
         pins.set([]);
         assert!(measure(&known, &own).is_err(), "it is not pinned any more");
+    }
+
+    #[tokio::test]
+    async fn a_payload_that_nobody_takes_is_given_up() {
+        let server = EchoServer::start(ANY_PORT, None).unwrap();
+        let address = server.address().to_string();
+        let mut echo = Echoes::connect(&address, None).await.unwrap();
+        let (full, _unread) = mpsc::channel(1);
+        full.try_send(proto::Payload::default()).unwrap();
+        echo.payloads = full;
+        let error = echo.round_trip(&Bytes::new()).await.unwrap_err();
+        assert!(error.to_string().contains("no answer within"), "{error}");
     }
 
     #[tokio::test]

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use prima_crds::v1alpha1::ring_plan::{RingMember, RingPlanSpec};
-use prima_engine::{Compute, EngineError, Model};
+use prima_engine::{Compute, EngineError, Gpu, Model};
 use tokio::runtime::{self, Handle};
 use tokio::sync::{mpsc, oneshot, watch};
 use tonic::metadata::{AsciiMetadataValue, MetadataValue};
@@ -35,6 +35,7 @@ pub struct Member {
     thread: RingThread,
     held: Arc<Held>,
     client: Option<RingClient>,
+    gpu: Option<Gpu>,
     _watch: MemoryWatch,
 }
 
@@ -90,6 +91,21 @@ pub enum MemberError {
     Stopped,
 }
 
+impl MemberError {
+    /// What became of the machine's GPU, if that is why.
+    pub fn without_gpu(&self) -> Option<&EngineError> {
+        let (Self::Open(error) | Self::Hop(HopError::Lasting(error))) = self else {
+            return None;
+        };
+        match error {
+            WorkerError::Open { source, .. } | WorkerError::Compute { source, .. } => {
+                Some(&**source).filter(|source| source.is_without_gpu())
+            }
+            WorkerError::NoCache { .. } | WorkerError::Position { .. } => None,
+        }
+    }
+}
+
 impl Member {
     /// Opens the windows of `rank` and joins the ring. Neighbours may start later, or come back: losing one ends the
     /// sessions, but not the member.
@@ -132,6 +148,7 @@ impl Member {
         if let Some(file) = routing_trace {
             routing_trace::start(&file, worker.residency()).map_err(MemberError::Trace)?;
         }
+        let gpu = worker.gpu().cloned();
         let watch =
             MemoryWatch::start(worker.residency().clone(), memory).map_err(MemberError::Thread)?;
 
@@ -162,8 +179,14 @@ impl Member {
             thread,
             held,
             client,
+            gpu,
             _watch: watch,
         })
+    }
+
+    /// The GPU that has what the plan has on a GPU here beside layers, if it uses any.
+    pub fn gpu(&self) -> Option<&Gpu> {
+        self.gpu.as_ref()
     }
 
     /// Rank 0's handle on the ring; `None` on other ranks, and the second time.

@@ -1,8 +1,8 @@
 //! The ring: every member runs its layer windows on what arrives and sends the result to its successor.
 //!
-//! `schedule`, `session` and `queue` are pure and decide; `worker` computes; `hop` runs them together on one thread; `transport`
-//! and `wire` carry frames between members; `identity`, `tls` and `greeting` say who is a neighbour; `signs_of_life` who is there; `client` is
-//! rank 0's handle on the ring; `link` measures the link to a member; `member` starts it all.
+//! `schedule`, `session` and `queue` are pure and decide; `worker` computes; `hop` runs them together on one thread; `transport`,
+//! `wire` and `payload` carry frames between members; `identity`, `tls` and `greeting` say who is a neighbour; `signs_of_life` who is there;
+//! `client` is rank 0's handle on the ring; `link` measures the link to a member; `member` starts it all.
 
 mod client;
 pub(crate) mod connection;
@@ -14,6 +14,8 @@ mod hop_timing;
 mod identity;
 mod link;
 mod member;
+mod member_gpus;
+mod payload;
 pub mod proto;
 mod queue;
 mod schedule;
@@ -44,6 +46,7 @@ pub use hop_timing::{HOP_METRICS, HopMetric, HopTiming, MetricKind};
 pub use identity::{Fingerprint, FingerprintStart, Identity, IdentityError, NoFingerprint};
 pub use link::{EchoServer, LinkError, LinkMeasurement, MAX_PAYLOAD_BYTES, measure_link};
 pub use member::{Member, MemberError, MemberOptions, session_capacity};
+pub use signs_of_life::{SILENT_FOR, STOOD_STILL};
 pub use tls::{
     Accepted, Connector, OwnKey, Peer, Pins, Proven, connector, fixed, incoming, is_other_key,
     server_config,

@@ -5,7 +5,9 @@
 use std::collections::{HashSet, VecDeque};
 use std::time::Instant;
 
-use super::frame::{Activation, Frame, MAX_FRAME_ROWS, Operation};
+use prima_crds::v1alpha1::ring_plan::MOST_BATCH_ROWS;
+
+use super::frame::{Activation, Frame, Operation};
 
 /// Frames in the order of their arrival.
 #[derive(Default)]
@@ -15,9 +17,6 @@ pub struct Queued {
     pub frame: Frame,
     pub arrived: Instant,
 }
-
-/// The most rows of one batch. A larger one gains nothing and makes others wait.
-const MAX_BATCH_ROWS: usize = 2 * MAX_FRAME_ROWS;
 
 impl Queue {
     pub fn is_empty(&self) -> bool {
@@ -67,7 +66,8 @@ impl Queue {
         }
     }
 
-    /// The first activation of this round and all others that can run with it: of each session one, which refuted ones may precede.
+    /// The first activation of this round and all others that can run with it, up to [`MOST_BATCH_ROWS`]: more gain nothing, and make others wait. (A
+    /// plan may have larger chunks, which run alone.) Of each session there is one, which refuted ones may precede.
     pub fn take_batch(&mut self, round: usize) -> Vec<Queued> {
         let mut batch = Vec::new();
         let mut rest = VecDeque::with_capacity(self.0.len());
@@ -82,7 +82,7 @@ impl Queue {
                 }
                 Operation::Activation(activation) => {
                     let own = activation.rows;
-                    let room = rows == 0 || rows + own <= MAX_BATCH_ROWS;
+                    let room = rows == 0 || rows + own <= MOST_BATCH_ROWS;
                     let fits = open && same_round && room && seen.insert(session);
                     rows += if fits { own } else { 0 };
                     fits
@@ -108,7 +108,7 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ring::frame::{FrameInput, SessionId};
+    use crate::ring::frame::{FrameInput, MAX_FRAME_ROWS, SessionId};
 
     fn queue(frames: impl IntoIterator<Item = Frame>) -> Queue {
         let mut queue = Queue::default();
@@ -252,6 +252,16 @@ mod tests {
         queue.pop_front();
         queue.pop_front();
         assert_eq!(queue.next_round(HOME), HOME);
+    }
+
+    #[test]
+    fn a_chunk_that_is_larger_is_computed_alone() {
+        let frames = [rows(1, 0, 1), rows(2, 0, 512), rows(3, 0, 1)];
+        let mut queue = queue(frames);
+        assert_eq!(batch(&mut queue), [(1, 0, false), (3, 0, false)]);
+        queue.push(rows(4, 0, 1), Instant::now());
+        assert_eq!(batch(&mut queue), [(2, 0, false)]);
+        assert_eq!(batch(&mut queue), [(4, 0, false)]);
     }
 
     #[test]

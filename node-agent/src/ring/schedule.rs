@@ -45,7 +45,12 @@ impl Schedule {
 
     /// The member that frames go to.
     pub fn successor(&self) -> usize {
-        (self.rank + 1) % self.members
+        self.behind(self.rank)
+    }
+
+    /// The member that the one of this rank hands on to.
+    pub fn behind(&self, rank: usize) -> usize {
+        rank.saturating_add(1) % self.members
     }
 
     /// The member that frames come from.

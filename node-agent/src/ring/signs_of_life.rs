@@ -21,11 +21,11 @@ use super::wire;
 
 /// How often a member says that it is there.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// Of whom nothing was heard for longer is silent: at least four signs did not come. A packet that is lost is sent again after 0.2, 0.6 and 1.4 s, which is
-/// sooner.
-const SILENT_FOR: Duration = Duration::from_millis(2500);
+/// Of whom nothing was heard for longer is silent: at least four signs did not come. A packet that is lost is sent again after 0.2, 0.6 and 1.4 s at the
+/// latest, which is sooner.
+pub const SILENT_FOR: Duration = Duration::from_millis(2500);
 /// Rank 0 looks four times a second. If it did not for so long, it stood still itself, and has yet to take in what it was told meanwhile.
-const STOOD_STILL: Duration = Duration::from_secs(1);
+pub const STOOD_STILL: Duration = Duration::from_secs(1);
 /// It then listens for so long at least: what it was told waits in its own system.
 const LISTENS_FOR: Duration = Duration::from_millis(750);
 

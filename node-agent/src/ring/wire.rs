@@ -3,12 +3,10 @@
 
 use std::ops::RangeInclusive;
 
-use bytes::Bytes;
-use half::{bf16, f16};
 use prima_crds::v1alpha1::ring_plan::{ActivationDtype, RingPlanSpec};
 
 use super::frame::{
-    Activation, Frame, FrameInput, HopEvent, MAX_FRAME_ROWS, MemberEvent, Operation, Refusal, Reset,
+    Activation, Frame, FrameInput, HopEvent, MemberEvent, Operation, Refusal, Reset,
 };
 use super::proto;
 use super::schedule::Schedule;
@@ -19,6 +17,8 @@ pub struct FrameLimits {
     pub generation: i64,
     pub hidden: usize,
     pub dtype: ActivationDtype,
+    /// The most rows of a frame.
+    pub rows: usize,
     pub members: usize,
     pub rounds: usize,
     /// Rounds that a frame from the predecessor may carry: rank 0 begins round 0 itself.
@@ -43,6 +43,7 @@ impl FrameLimits {
             generation: plan.generation,
             hidden,
             dtype: plan.activation_dtype,
+            rows: plan.chunk_positions as usize,
             members: schedule.members,
             rounds: schedule.rounds,
             arriving: if schedule.rank == 0 {
@@ -55,9 +56,7 @@ impl FrameLimits {
 
     /// Size of the largest valid frame as a message, in bytes: what the transport may buffer.
     pub fn max_message_bytes(&self) -> usize {
-        MAX_FRAME_ROWS * self.hidden * self.dtype.bytes()
-            + self.members * TIMING_BYTES
-            + FRAME_OVERHEAD
+        self.rows * self.hidden * self.dtype.bytes() + self.members * TIMING_BYTES + FRAME_OVERHEAD
     }
 }
 
@@ -238,56 +237,6 @@ pub fn event_to_proto(event: HopEvent) -> proto::HopEvent {
     }
 }
 
-/// Appends a payload's numbers to `out`.
-pub fn append_numbers(dtype: ActivationDtype, payload: &[u8], out: &mut Vec<f32>) {
-    match dtype {
-        ActivationDtype::F32 => out.extend(
-            payload
-                .as_chunks::<4>()
-                .0
-                .iter()
-                .map(|bytes| f32::from_le_bytes(*bytes)),
-        ),
-        ActivationDtype::BF16 => out.extend(
-            payload
-                .as_chunks::<2>()
-                .0
-                .iter()
-                .map(|bytes| bf16::from_le_bytes(*bytes).to_f32()),
-        ),
-        ActivationDtype::F16 => out.extend(
-            payload
-                .as_chunks::<2>()
-                .0
-                .iter()
-                .map(|bytes| f16::from_le_bytes(*bytes).to_f32()),
-        ),
-    }
-}
-
-/// A payload of these numbers, rounded to the dtype.
-pub fn payload(dtype: ActivationDtype, numbers: &[f32]) -> Bytes {
-    let mut bytes = vec![0; numbers.len() * dtype.bytes()];
-    match dtype {
-        ActivationDtype::F32 => {
-            for (to, number) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(numbers) {
-                *to = number.to_le_bytes();
-            }
-        }
-        ActivationDtype::BF16 => {
-            for (to, number) in bytes.as_chunks_mut::<2>().0.iter_mut().zip(numbers) {
-                *to = bf16::from_f32(*number).to_le_bytes();
-            }
-        }
-        ActivationDtype::F16 => {
-            for (to, number) in bytes.as_chunks_mut::<2>().0.iter_mut().zip(numbers) {
-                *to = f16::from_f32(*number).to_le_bytes();
-            }
-        }
-    }
-    bytes.into()
-}
-
 fn activation_from_proto(
     activation: proto::Activation,
     round: usize,
@@ -303,10 +252,10 @@ fn activation_from_proto(
         refuted,
     } = activation;
     let (rows, output_rows) = (rows as usize, output_rows as usize);
-    if !(1..=MAX_FRAME_ROWS).contains(&rows) {
+    if !(1..=limits.rows).contains(&rows) {
         return Err(Refusal::new(
             "activation.rows",
-            format!("1..={MAX_FRAME_ROWS}"),
+            format!("1..={}", limits.rows),
             rows,
         ));
     }
@@ -387,12 +336,15 @@ fn cut(mut text: String) -> String {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use proptest::prelude::*;
     use proptest::strategy::ValueTree as _;
     use proptest::test_runner::TestRunner;
     use prost::Message as _;
 
     use super::*;
+    use crate::ring::frame::MAX_FRAME_ROWS;
+    use crate::ring::payload::payload;
     use crate::ring::test_plan::plan;
 
     const HIDDEN: usize = 8;
@@ -598,14 +550,16 @@ mod tests {
     #[test]
     fn a_largest_frame_fits_the_message_limit() {
         const MEMBERS: usize = 100;
+        const ROWS: usize = 512;
         let limits = FrameLimits {
             members: MEMBERS,
+            rows: ROWS,
             ..limits(1)
         };
         let mut frame = activation(|a| {
-            a.rows = MAX_FRAME_ROWS as u32;
+            a.rows = ROWS as u32;
             a.first_position = u64::MAX >> 1;
-            a.payload = payload(ActivationDtype::F32, &vec![1.0; MAX_FRAME_ROWS * HIDDEN]);
+            a.payload = payload(ActivationDtype::F32, &vec![1.0; ROWS * HIDDEN]);
         });
         frame.session = u64::MAX;
         frame.sequence = u64::MAX;
@@ -655,24 +609,6 @@ mod tests {
             "its texts are not long ones"
         );
         assert!(event.encoded_len() <= MAX_EVENT_BYTES);
-    }
-
-    proptest! {
-        /// F32 payloads carry every bit; the 16-bit dtypes carry what they can represent.
-        #[test]
-        fn payloads_carry_numbers(bits in prop::collection::vec(any::<u32>(), 0..64)) {
-            let numbers: Vec<f32> = bits.iter().map(|&bits| f32::from_bits(bits)).collect();
-            let mut back = Vec::new();
-            append_numbers(ActivationDtype::F32, &payload(ActivationDtype::F32, &numbers), &mut back);
-            prop_assert_eq!(back.iter().map(|number| number.to_bits()).collect::<Vec<_>>(), bits);
-            for dtype in [ActivationDtype::BF16, ActivationDtype::F16] {
-                let halves: Vec<f32> = (0..32).map(|number| number as f32 / 4.0).collect();
-                let mut back = Vec::new();
-                append_numbers(dtype, &payload(dtype, &halves), &mut back);
-                prop_assert_eq!(&back, &halves);
-            }
-        }
-
     }
 
     /// A valid frame of each kind, as bytes of the wire.

@@ -7,15 +7,19 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use prima_crds::v1alpha1::ring_plan::{ActivationDtype, KvDtype, RingMember, RingPlanSpec};
+use prima_crds::v1alpha1::model_profile::AttentionWindow;
+use prima_crds::v1alpha1::ring_plan::{
+    ActivationDtype, KvDtype, MOST_BATCH_ROWS, RingMember, RingPlanSpec,
+};
 use prima_engine::{
-    BatchEntry, Compute, Embedding, EngineError, Gpu, KvCache, KvFormat, KvMemory, LayerDevices,
-    LayerWindow, Model, OutputHead, Residency, ResidencyPart, StreamingSchedule,
+    BatchEntry, Compute, Embedding, EngineError, Gpu, KvCache, KvFormat, KvMemory, KvPositions,
+    LayerDevices, LayerWindow, Model, OutputHead, Residency, ResidencyPart, StreamingSchedule,
 };
 
 use super::frame::{FrameInput, Output, SessionId};
+use super::member_gpus::{MemberGpus, layer_bytes};
+use super::payload::{append_numbers, payload};
 use super::schedule::Schedule;
-use super::wire;
 
 pub struct Worker {
     model: Model,
@@ -28,6 +32,8 @@ pub struct Worker {
     stages: Vec<Stage>,
     /// Only on rank 0.
     ends: Option<Ends>,
+    /// If the plan has something on them.
+    gpus: MemberGpus,
     /// Rows of the current batch; kept to reuse its memory.
     rows: Vec<f32>,
 }
@@ -135,32 +141,42 @@ impl Worker {
                     .map_err(open("weights".into()))?
             }
         };
-        let gpu_layers = member.windows.iter().any(|window| window.gpu_layers > 0);
         let many_rows = member.gpu_from_rows.map(|rows| rows as usize);
-        let gpu = match gpu_layers || member.output_head_on_gpu || many_rows.is_some() {
-            true => Some(Gpu::open().map_err(open("part on a GPU, which the plan wants".into()))?),
-            false => None,
-        };
+        let gpus = MemberGpus::open(member);
+        let gpus = gpus.map_err(open("part on a GPU, which the plan wants".into()))?;
         // What the plan pays for.
-        let kv_positions = plan.context_length as usize * plan.kv_contexts as usize;
-        let stages = schedule
-            .windows
-            .iter()
-            .map(|window| {
+        let window = model.spec().attention_window();
+        let window = window.map(|positions| AttentionWindow { positions });
+        let kv_positions = KvPositions {
+            full: plan.kv_positions(),
+            windowed: window.map_or(0, |window| plan.windowed_kv_positions(window)),
+        };
+        let most_rows = MOST_BATCH_ROWS.max(plan.chunk_positions as usize);
+        let windows = schedule.windows.iter();
+        let gpu_layers = windows.clone().map(|window| {
+            let layers = window.layers();
+            let first = layers.end - window.gpu_layers as usize;
+            let on_gpus = first..layers.end;
+            on_gpus
+                .map(|layer| layer_bytes(&model, layer, kv_positions))
+                .collect()
+        });
+        let splits = gpus.split(&gpu_layers.collect::<Vec<Vec<u64>>>());
+        let stages = windows
+            .zip(splits)
+            .map(|(window, split)| {
                 let layers = window.layers();
                 let mut stage = Stage::default();
                 if !layers.is_empty() {
-                    let mut devices = LayerDevices::cpu();
-                    if let Some(gpu) = &gpu {
-                        let layers = window.gpu_layers as usize;
-                        devices = LayerDevices::last_on(layers, gpu.clone())
-                            .with_kv_positions(kv_positions);
-                        if let Some(rows) = many_rows {
-                            devices = devices.with_many_rows_on(gpu.clone(), rows);
-                        }
+                    let mut devices = LayerDevices::last_on_each(split)
+                        .with_kv_positions(kv_positions)
+                        .with_passes_of(most_rows);
+                    if let (Some(gpu), Some(rows)) = (gpus.first(), many_rows) {
+                        devices = devices.with_many_rows_on(gpu.clone(), rows);
                     }
                     let what = format!("layers {}..{}", layers.start, layers.end);
                     let window = LayerWindow::open(&model, layers, &devices, &residency);
+                    let window = window.map_err(|error| gpus.blame(error));
                     stage.window = Some(window.map_err(open(what))?);
                 }
                 Ok(stage)
@@ -169,10 +185,11 @@ impl Worker {
         let ends = match schedule.rank {
             0 => Some(Ends {
                 embedding: Embedding::open(&model, &residency).map_err(open("embedding".into()))?,
-                output_head: match gpu.filter(|_| member.output_head_on_gpu) {
-                    Some(gpu) => OutputHead::open_on(&gpu, &model, &residency),
+                output_head: match gpus.first().filter(|_| member.output_head_on_gpu) {
+                    Some(gpu) => OutputHead::open_on(gpu, &model, &residency),
                     None => OutputHead::open(&model, &residency),
                 }
+                .map_err(|error| gpus.blame(error))
                 .map_err(open("output head".into()))?,
             }),
             _ => None,
@@ -189,9 +206,15 @@ impl Worker {
             kv_memory: KvMemory::default(),
             stages,
             ends,
+            gpus,
             rows: Vec::new(),
             model,
         })
+    }
+
+    /// The GPU that has what the plan has on a GPU beside layers, if it uses any.
+    pub fn gpu(&self) -> Option<&Gpu> {
+        self.gpus.first()
     }
 
     /// What computes; tells how far a pass is while it runs.
@@ -294,6 +317,13 @@ impl Worker {
             let sessions = able.iter().map(|work| work.session);
             stage.caches.extend(sessions.zip(caches));
         }
+        let outputs = outputs.map_err(|error| match error {
+            WorkerError::Compute { round, source } => WorkerError::Compute {
+                round,
+                source: Box::new(self.gpus.blame(*source)),
+            },
+            other => other,
+        });
         let mut outputs = outputs?.into_iter();
         let results = unable.into_iter().filter_map(|error| match error {
             Some(error) => Some(Err(error)),
@@ -363,9 +393,7 @@ impl Worker {
         self.rows.clear();
         for work in batch {
             match &work.input {
-                FrameInput::Rows(payload) => {
-                    wire::append_numbers(self.dtype, payload, &mut self.rows)
-                }
+                FrameInput::Rows(payload) => append_numbers(self.dtype, payload, &mut self.rows),
                 FrameInput::Tokens(tokens) => {
                     let start = self.rows.len();
                     self.rows.resize(start + tokens.len() * hidden, 0.0);
@@ -398,7 +426,7 @@ impl Worker {
         for work in batch {
             let (own, after) = rest.split_at(work.rows * hidden);
             let wanted = &own[(work.rows - work.wanted) * hidden..];
-            outputs.push(WorkOutput::Rows(wire::payload(self.dtype, wanted)));
+            outputs.push(WorkOutput::Rows(payload(self.dtype, wanted)));
             rest = after;
         }
         Ok(outputs)

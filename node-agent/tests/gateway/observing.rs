@@ -1,6 +1,7 @@
 //! The model list, the metrics, the ring's state and the page.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use prima_node_agent::generation::{FinishReason, GenerationError, Readiness};
 use serde_json::json;
@@ -30,13 +31,19 @@ async fn health_says_where_the_ring_fails() {
     let server = Server::start().await;
     let mut broken = server.status.borrow().clone();
     broken.readiness = Readiness::Loading("waiting for laptop".to_owned());
-    for member in [Some("laptop"), None] {
+    for (member, missed_by) in [
+        (Some("laptop"), None),
+        (Some("laptop"), Some("desk\"top")),
+        (None, Some("desk\"top")),
+    ] {
         broken.fails_at = member.map(str::to_owned);
+        broken.missed_by = missed_by.map(str::to_owned);
         server.status.send_replace(broken.clone());
         let reply = get("/health").send(server.address).await;
         assert_eq!(reply.status, 503);
         let body = reply.json().await;
-        assert_eq!(body["failsAt"], json!(member));
+        let said = (&body["failsAt"], &body["missedBy"]);
+        assert_eq!(said, (&json!(member), &json!(member.and(missed_by))));
         assert!(
             body["error"]["message"]
                 .as_str()
@@ -72,6 +79,32 @@ async fn a_ring_that_stands_still_is_not_ready_and_refuses_nobody() {
     let shown = get("/ring").send(server.address).await.json().await;
     assert_eq!(shown["ring"]["silent"], json!("laptop"));
     is_silent(None);
+    let (health, metric) = ready(server.address).await;
+    assert_eq!((health.status, metric), (200, 1.0));
+    // All are heard of, but nothing comes home. Nobody knows where it is.
+    server.status.send_modify(|status| status.late = true);
+    let (health, metric) = ready(server.address).await;
+    assert_eq!((health.status, metric), (503, 0.0));
+    let body = health.json().await;
+    assert_eq!(body["failsAt"], json!(null));
+    let said = body["error"]["message"].as_str().unwrap();
+    assert!(said.contains("what goes round it is late"), "{said}");
+    // All of that was said long ago: rank 0 itself comes to nothing.
+    let looked = |at: Option<Instant>| {
+        server.status.send_modify(|status| {
+            status.late = false;
+            status.looked = Some(at.unwrap());
+        });
+    };
+    looked(Instant::now().checked_sub(Duration::from_secs(3)));
+    let (health, metric) = ready(server.address).await;
+    assert_eq!((health.status, metric), (503, 0.0));
+    let body = health.json().await;
+    assert_eq!(body["failsAt"], json!("desk\"top"));
+    let said = body["error"]["message"].as_str().unwrap();
+    assert!(said.contains("its first member stands still"), "{said}");
+    // It looks again, for as long as this test may take.
+    looked(Instant::now().checked_add(Duration::from_secs(600)));
     let (health, metric) = ready(server.address).await;
     assert_eq!((health.status, metric), (200, 1.0));
     is_silent(Some("laptop"));

@@ -306,7 +306,10 @@ pub fn ring(readiness: Readiness) -> RingStatus {
     RingStatus {
         readiness,
         fails_at: None,
+        missed_by: None,
         silent: None,
+        late: false,
+        looked: None,
         plan_generation: 3,
         rounds: 1,
         members: vec![

@@ -55,7 +55,7 @@ impl Served {
         let contexts = planned.plan.kv_contexts as usize;
         let (ring, client) = Ring::start(&file.model, planned);
         let model = Model::open(&draft.path).unwrap();
-        let model = DraftModel::new(model, &file.model, 1, CONTEXT, contexts).unwrap();
+        let model = DraftModel::new(model, &file.model, None, 1, CONTEXT, contexts).unwrap();
         let options = DecodeOptions {
             draft_model: Some(DraftThread::start(model).unwrap()),
             ..DecodeOptions::default()
@@ -557,6 +557,23 @@ async fn nothing_is_taken_until_all_members_are_there() {
         matches!(refused, Some(SubmitError::NotReady { .. })),
         "{refused:?}"
     );
+}
+
+/// Its last word was that it is ready, and its streams are whole.
+#[tokio::test]
+async fn a_rank_0_that_stands_still_is_told_from_one_that_waits() {
+    let file = ModelFile::made_up();
+    let served = Served::start(&file).await;
+    let status = served.generator.status();
+    let stands_still = || status.borrow().stands_still();
+    // Something else has its thread.
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    let rank_0 = served.ring.members[0].runtime();
+    rank_0.spawn(async move { ended.recv() });
+    until("rank 0 is known to stand still", stands_still).await;
+    assert_eq!(status.borrow().readiness, Readiness::Ready);
+    drop(end);
+    until("it is known to go on", || !stands_still()).await;
 }
 
 #[tokio::test]

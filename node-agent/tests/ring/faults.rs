@@ -4,12 +4,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use prima_engine::Model;
 use prima_node_agent::ring::proto::frame::Operation;
 use prima_node_agent::ring::proto::hop_event::Event;
 use prima_node_agent::ring::proto::ring_client::RingClient as Stub;
 use prima_node_agent::ring::proto::ring_server::{Ring as RingService, RingServer};
 use prima_node_agent::ring::proto::{self, Frame, HopEvent};
-use prima_node_agent::ring::{GENERATION_KEY, Member, RANK_KEY, RingClient, RingError, RingEvent};
+use prima_node_agent::ring::{
+    GENERATION_KEY, HopError, Member, MemberError, RANK_KEY, RingClient, RingError, RingEvent,
+};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, watch};
@@ -36,8 +39,10 @@ async fn sessions_of_a_lost_member_end_everywhere() {
         // Sockets break as they do when the process is killed.
         drop(ring.members.remove(lost));
         let event = in_time(client.next()).await;
+        // Whichever of its neighbours says so first.
+        let neighbours = [lost - 1, (lost + 1) % 4];
         assert!(
-            matches!(event, Some(RingEvent::Lost { rank, .. }) if rank == lost),
+            matches!(event, Some(RingEvent::Lost { rank, missed_by: Some(by), .. }) if rank == lost && neighbours.contains(&by)),
             "{lost}: {event:?}"
         );
         assert_eq!(
@@ -58,6 +63,40 @@ async fn sessions_of_a_lost_member_end_everywhere() {
         let logits = in_time(client.forward(session, &text)).await.unwrap();
         assert!(bits(&logits) == bits(&expected));
     }
+}
+
+/// Its file is cut under it, so nothing that it computes from then on is right.
+#[tokio::test]
+async fn a_member_that_cannot_go_on_says_why_and_ends() {
+    let file = ModelFile::made_up();
+    let own = file.path.with_file_name("own.gguf");
+    std::fs::copy(&file.path, &own).unwrap();
+    let cut = Model::open(&own).unwrap();
+    let planned = plan(&file.path, file.layers(), 3, &[1, 3, 5]);
+    let (ring, mut client) = Ring::start_each(planned, |plan, rank, listener| {
+        let model = if rank == 1 { &cut } else { &file.model };
+        member(model, plan, rank, listener)
+    });
+    in_time(client.ready()).await.unwrap();
+    let session = open(&mut client).await;
+    let text = tokens(5);
+    in_time(client.forward(session, &text)).await.unwrap();
+    let opened = std::fs::OpenOptions::new().write(true).open(&own);
+    opened.unwrap().set_len(4096).unwrap();
+
+    let broken = in_time(client.forward(session, &text)).await.unwrap_err();
+    match broken {
+        RingError::Lost { rank: 1, cause } => {
+            assert!(cause.contains("could not be read"), "{cause}");
+        }
+        other => panic!("{other}"),
+    }
+    let ended = in_time(ring.members[1].ended()).await;
+    assert!(
+        matches!(*ended, MemberError::Hop(HopError::Lasting(_))),
+        "{ended}"
+    );
+    assert!(ended.without_gpu().is_none());
 }
 
 /// Whoever is behind a link that stands still is silent; a pause as short as that costs nothing.
@@ -146,15 +185,18 @@ async fn a_release_frees_every_member_even_with_answers_on_their_way() {
         client.send(goes, chunk, 1).await.unwrap();
     }
     client.release(goes).await.unwrap();
-    // Of answers to a closed session is told only that the ring gets on: of each of the three.
-    for _ in 0..3 {
-        let event = in_time(client.next()).await;
-        assert!(matches!(event, Some(RingEvent::Busy)), "{event:?}");
-    }
-    let event = in_time(client.next()).await;
+    // Of answers to a closed session is told only that the ring gets on: of each of the three. A member that computes for long says so, too.
+    let mut told = 0;
+    let released = loop {
+        match in_time(client.next()).await {
+            Some(RingEvent::Busy) => told += 1,
+            other => break other,
+        }
+    };
+    assert!(told >= 3, "{told}");
     assert!(
-        matches!(event, Some(RingEvent::Released { session }) if session == goes),
-        "{event:?}"
+        matches!(released, Some(RingEvent::Released { session }) if session == goes),
+        "{released:?}"
     );
     assert_eq!(ring.sessions(), [1, 1, 1]);
     assert!(client.forward(stays, &[1]).await.is_ok());

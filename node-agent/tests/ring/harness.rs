@@ -1,5 +1,6 @@
 //! Rings for tests: a made-up model, a plan cut anywhere, members on free ports.
 
+use std::fmt::Debug;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -274,6 +275,12 @@ pub async fn in_time<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, what)
         .await
         .expect("nothing may hang")
+}
+
+/// The same of one among many, which has a name.
+pub async fn named_in_time<T>(name: impl Debug, what: impl Future<Output = T>) -> T {
+    let done = tokio::time::timeout(PATIENCE, what).await;
+    done.unwrap_or_else(|_| panic!("nothing may hang, and {name:?} does"))
 }
 
 /// Waits until a condition holds that nothing signals.

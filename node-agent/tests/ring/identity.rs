@@ -60,6 +60,27 @@ async fn any_split_gives_the_logits_of_one_process_to_the_bit() {
 }
 
 #[tokio::test]
+async fn a_larger_chunk_goes_round_in_one_frame() {
+    let file = ModelFile::made_up();
+    let text = tokens(400);
+    let expected = file.logits(&text).pop().unwrap();
+    let mut planned = plan(&file.path, file.layers(), 2, &[1, 2, 4, 5]);
+    planned.plan.chunk_positions = 512;
+    let (_ring, mut client) = Ring::start(&file.model, planned);
+    client.ready().await.unwrap();
+    let session = open(&mut client).await;
+    client.send(session, &text, 1).await.unwrap();
+    let output = loop {
+        match in_time(client.next()).await.unwrap() {
+            RingEvent::Answer { output, .. } => break output,
+            RingEvent::Busy => {}
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(bits(&output) == bits(&expected));
+}
+
+#[tokio::test]
 async fn a_q8_0_kv_cache_gives_the_bits_of_one_process() {
     let file = ModelFile::made_up();
     let text = tokens(160);

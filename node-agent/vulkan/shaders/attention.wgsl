@@ -1,14 +1,15 @@
 // Attention of a sequence's rows to the positions before them, flash form: scores are never written (Dao et al. 2022). The query heads
 // that share a key head are rows of one tile, so keys and values are read once for all of them. A group of 64 threads has up to
 // QUERIES rows of queries and goes through the blocks that one of them sees: first each thread has a position, then a pair of numbers.
-// QUERIES is 4 for the only tile of few rows, whose heads mostly share by four, and else 8: rows that are not there take time, too.
+// QUERIES is 4 for the only tile of few rows, whose heads mostly share by four, and else 8: rows that are not there take time, too. Of queries
+// as wide as latents, shared memory has room for 4.
 // Where there are few tiles, several groups each take a part of the blocks, and `combine.wgsl` makes one result of theirs.
+// How queries and results lie, and how large heads are, is in `attention_rows.wgsl` or `attention_latents.wgsl`; where keys and values lie, in
+// `kv.wgsl` or `kv_latent.wgsl`.
 
 const THREADS = 64u;
 // Threads that each row has between the two.
 const ROW_THREADS = THREADS / QUERIES;
-// The largest head has 256 numbers.
-const MOST_PAIRS = 128u;
 // Keys and values that a thread loads at once.
 const AT_ONCE = 16u;
 // Far below any score, and finite, so that differences are.
@@ -17,8 +18,11 @@ const UNSEEN = -1e30;
 struct Params {
     heads: u32,
     kv_heads: u32,
-    // Pairs of numbers of a head.
+    // Pairs of numbers of a key, and of a value.
     pairs: u32,
+    value_pairs: u32,
+    // Rows of the pass.
+    pass_rows: u32,
     // Of this sequence: rows, the first of them among those of the pass, and its position.
     rows: u32,
     first_row: u32,
@@ -76,12 +80,13 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) th
     let own_row = min(first + thread % QUERIES, count - 1u);
     let steps = f32((params.first_position + own_row / sharing) / params.temperature_positions);
     let factor = params.scale * (1.0 + params.temperature * log(steps + 1.0));
-    let own_place = place_of(own_row, sharing, kv_head) * params.pairs;
+    let query_row = params.first_row + own_row / sharing;
+    let query_head = kv_head * sharing + own_row % sharing;
     let end = (params.pairs + AT_ONCE - 1u) / AT_ONCE * AT_ONCE;
-    for (var start = thread / QUERIES; start < end; start += 8u * ROW_THREADS) {
-        for (var i = 0u; i < 8u; i++) { // unrolled
+    for (var start = thread / QUERIES; start < end; start += LOADED * ROW_THREADS) {
+        for (var i = 0u; i < LOADED; i++) { // unrolled
             let pair = start + i * ROW_THREADS;
-            let number = queries[own_place + min(pair, params.pairs - 1u)];
+            let number = query_pair(query_row, query_head, min(pair, params.pairs - 1u));
             // Behind a head's pairs, zeros are multiplied.
             query[pair * QUERIES + thread % QUERIES] = select(vec2f(), factor * number, pair < params.pairs);
         }
@@ -91,13 +96,13 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) th
         sums[thread] = 0.0;
         // Of a tile's parts, the first has it.
         if params.has_sinks != 0u && part == 0u {
-            maxima[thread] = sinks[kv_head * sharing + own_row % sharing];
+            maxima[thread] = sinks[query_head];
             sums[thread] = 1.0;
         }
     }
     workgroupBarrier();
 
-    var results: array<vec2f, 2u * QUERIES>;
+    var results: array<vec2f, VALUES * QUERIES>;
     // Positions that one of the rows sees: from the first row's first to the last row's own.
     let last_position = params.first_position + min(first + QUERIES - 1u, count - 1u) / sharing;
     let first_position = seen_from(params.first_position + first / sharing);
@@ -167,8 +172,8 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) th
         workgroupBarrier();
 
         let positions = min(POSITIONS, last_position - at * POSITIONS + 1u);
-        for (var s = 0u; s < 2u; s++) { // unrolled
-            if thread + s * THREADS < params.pairs {
+        for (var s = 0u; s < VALUES; s++) { // unrolled
+            if thread + s * THREADS < params.value_pairs {
                 let own = kv_head * params.pairs + thread + s * THREADS;
                 for (var i = 0u; i < QUERIES; i++) { // unrolled
                     results[s * QUERIES + i] *= factors[i];
@@ -193,30 +198,25 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) th
 
     for (var i = 0u; i < QUERIES; i++) { // unrolled
         if first + i < count {
-            let place = place_of(first + i, sharing, kv_head);
-            var at = place * params.pairs + thread;
+            let row = (first + i) / sharing;
+            let head = kv_head * sharing + (first + i) % sharing;
+            var at = result_place(params.first_row + row, head) * params.value_pairs + thread;
             var factor = 1.0 / sums[i];
             if params.direct == 0u {
-                let own = place - params.first_row * params.heads;
-                at = (own * params.parts + part) * (params.pairs + 1u) + 1u + thread;
+                let own = row * params.heads + head;
+                at = (own * params.parts + part) * (params.value_pairs + 1u) + 1u + thread;
                 factor = 1.0;
                 if thread == 0u {
                     out[at - 1u] = vec2f(maxima[i], sums[i]);
                 }
             }
-            for (var s = 0u; s < 2u; s++) { // unrolled
-                if thread + s * THREADS < params.pairs {
+            for (var s = 0u; s < VALUES; s++) { // unrolled
+                if thread + s * THREADS < params.value_pairs {
                     out[at + s * THREADS] = factor * results[s * QUERIES + i];
                 }
             }
         }
     }
-}
-
-// Which row and head of all those of the pass the row `own` of this head's queries is.
-fn place_of(own: u32, sharing: u32, kv_head: u32) -> u32 {
-    let row = params.first_row + own / sharing;
-    return row * params.heads + kv_head * sharing + own % sharing;
 }
 
 // The first position that a row sees.

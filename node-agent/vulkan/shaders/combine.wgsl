@@ -6,14 +6,17 @@ const THREADS = 64u;
 // As `operations/attention.rs` has it.
 const MOST_PARTS = 32u;
 const AT_ONCE = 8u;
-// The largest head has 256 numbers.
-const MOST_PAIRS = 128u;
+// The largest value, a latent, has 512 numbers.
+const MOST_PAIRS = 256u;
 
 struct Params {
-    // Rows and heads of this sequence, and the first of them.
+    // Of this sequence: rows times heads, and the first row.
     places: u32,
-    first_place: u32,
-    // Pairs of numbers of a head.
+    heads: u32,
+    first_row: u32,
+    // Rows of the pass, if results lie head after head; 0: row after row.
+    pass_rows: u32,
+    // Pairs of numbers of a value.
     pairs: u32,
     parts: u32,
     // Of all rows of the pass; 0: they are not rounded.
@@ -34,7 +37,11 @@ var<workgroup> results: array<vec2f, MOST_PAIRS>;
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(num_workgroups) groups: vec3u, @builtin(local_invocation_index) thread: u32) {
     let own = min(group.y * groups.x + group.x, params.places - 1u);
     let first = own * params.parts * (params.pairs + 1u);
-    let place = (params.first_place + own) * params.pairs;
+    var result = params.first_row * params.heads + own;
+    if params.pass_rows != 0u {
+        result = own % params.heads * params.pass_rows + params.first_row + own / params.heads;
+    }
+    let place = result * params.pairs;
     if thread < MOST_PARTS {
         weights[thread] = found[first + min(thread, params.parts - 1u) * (params.pairs + 1u)];
     }

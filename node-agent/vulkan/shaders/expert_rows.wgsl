@@ -1,5 +1,5 @@
-// A product of rows that are grouped by expert (`group_experts.wgsl`): a group of threads has a tile of rows of one expert, whose part of the
-// matrix they are multiplied with.
+// A product of rows that are grouped by expert (`group_experts.wgsl`), or by head where each has a matrix (`operations/latent.rs`): a group of
+// threads has a tile of rows of one expert, whose part of the matrix they are multiplied with.
 
 // Of each tile: its expert, its first row, and one behind its last; without rows: there is none.
 @group(0) @binding(5) var<storage, read> tiles: array<vec4u>;

@@ -5,6 +5,9 @@
 
 const TILE = 64u;
 const STEP = 32u;
+// Columns of a turn of the loop that multiplies. Mesa's lavapipe ends a thread's loops after 65,535 turns of all of them: with a column a turn, rows
+// of more than 56,677 columns would be cut, and with four it is those of more than 161,316.
+const AT_ONCE = 4u;
 
 // STEP x TILE, four neighbouring rows in a vector.
 var<workgroup> matrix_part: array<array<vec4f, 16>, STEP>;
@@ -52,13 +55,15 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) th
             }
         }
         workgroupBarrier();
-        for (var k = 0u; k < STEP; k++) {
-            let w = matrix_part[k][left];
-            let rows = x_part[k][top];
-            sums[0] += rows.x * w;
-            sums[1] += rows.y * w;
-            sums[2] += rows.z * w;
-            sums[3] += rows.w * w;
+        for (var first = 0u; first < STEP; first += AT_ONCE) {
+            for (var k = 0u; k < AT_ONCE; k++) { // unrolled
+                let w = matrix_part[first + k][left];
+                let rows = x_part[first + k][top];
+                sums[0] += rows.x * w;
+                sums[1] += rows.y * w;
+                sums[2] += rows.z * w;
+                sums[3] += rows.w * w;
+            }
         }
         workgroupBarrier();
     }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
 
 use ash::vk;
 
@@ -14,6 +15,8 @@ pub(crate) struct Allocation {
     pub handle: vk::Buffer,
     memory: vk::DeviceMemory,
     pub bytes: u64,
+    /// What the device counts of it.
+    counted: u64,
     /// Where the processor sees it, if it does.
     mapped: Option<NonNull<u8>>,
 }
@@ -63,13 +66,14 @@ impl Allocation {
             handle: handle.map_err(|result| refused(device, bytes, result))?,
             memory: vk::DeviceMemory::null(),
             bytes,
+            counted: 0,
             mapped: None,
         };
         match allocation.back(device, purpose) {
             Ok(()) => Ok(allocation),
             Err(error) => {
                 // SAFETY: it is new.
-                unsafe { allocation.destroy(raw) };
+                unsafe { allocation.destroy(device) };
                 Err(error)
             }
         }
@@ -90,11 +94,17 @@ impl Allocation {
         self.memory = unsafe { raw.allocate_memory(&allocation, None) }.map_err(failed)?;
         // SAFETY: both are new, and the memory is as large as the buffer needs.
         unsafe { raw.bind_buffer_memory(self.handle, self.memory, 0) }.map_err(failed)?;
-        if matches!(purpose, Use::ToDevice | Use::FromDevice) {
-            let flags = vk::MemoryMapFlags::empty();
-            // SAFETY: the memory is host-visible by its type, and not mapped yet.
-            let mapped = unsafe { raw.map_memory(self.memory, 0, vk::WHOLE_SIZE, flags) };
-            self.mapped = NonNull::new(mapped.map_err(failed)?.cast());
+        match purpose {
+            Use::Kernels | Use::Uploads => {
+                self.counted = needs.size;
+                device.allocated.fetch_add(needs.size, Ordering::Relaxed);
+            }
+            Use::ToDevice | Use::FromDevice => {
+                let flags = vk::MemoryMapFlags::empty();
+                // SAFETY: the memory is host-visible by its type, and not mapped yet.
+                let mapped = unsafe { raw.map_memory(self.memory, 0, vk::WHOLE_SIZE, flags) };
+                self.mapped = NonNull::new(mapped.map_err(failed)?.cast());
+            }
         }
         Ok(())
     }
@@ -135,12 +145,13 @@ impl Allocation {
     ///
     /// # Safety
     /// Nothing uses it any more.
-    pub unsafe fn destroy(&self, raw: &ash::Device) {
+    pub unsafe fn destroy(&self, device: &RawDevice) {
         // SAFETY: as the caller promises. Freeing memory also unmaps it, and null is allowed.
         unsafe {
-            raw.destroy_buffer(self.handle, None);
-            raw.free_memory(self.memory, None);
+            device.raw.destroy_buffer(self.handle, None);
+            device.raw.free_memory(self.memory, None);
         }
+        device.allocated.fetch_sub(self.counted, Ordering::Relaxed);
     }
 }
 

@@ -27,7 +27,7 @@ impl Device {
     /// Memory for kernels.
     ///
     /// # Errors
-    /// [`VulkanError::OutOfMemory`], [`VulkanError::Driver`], [`VulkanError::Lost`].
+    /// [`VulkanError::OutOfMemory`], [`VulkanError::Driver`], [`VulkanError::Hung`] and [`VulkanError::Lost`] once it is.
     pub fn buffer(&self, bytes: u64) -> Result<Buffer, VulkanError> {
         self.set_aside(bytes, Use::Kernels)
     }
@@ -108,9 +108,9 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         // What a GPU that hangs may still use stays for as long as the process.
         let raw = self.device.raw();
-        if !raw.is_lost() {
+        if !raw.is_gone() {
             // SAFETY: passes borrow their buffers until they have ended, so nothing uses this one.
-            unsafe { self.own.destroy(&raw.raw) };
+            unsafe { self.own.destroy(raw) };
         }
     }
 }

@@ -1,14 +1,23 @@
 //! An open GPU, and its limits.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use ash::vk;
 use prima_gguf::GgmlType;
 
 use crate::error::VulkanError;
-use crate::gpus::{Abilities, Facts, Gpus};
+use crate::gpus::{Abilities, Facts, GpuKind, Gpus};
 use crate::kernels::Kernel;
 use crate::raw_device::RawDevice;
 use crate::recorder::Recorder;
+
+/// So long a part of a pass may take before the GPU counts as hanging. A part is some layers of some hundred rows: drivers that watch over GPUs
+/// give up what takes two to ten seconds. Others may use the GPU, too, and some drivers do not watch.
+pub const PATIENCE: Duration = Duration::from_secs(15);
+/// The same where the processor computes: that takes its time.
+const SOFTWARE_PATIENCE: Duration = Duration::from_secs(600);
 
 /// An open GPU. Clones share it; passes take turns.
 #[derive(Clone)]
@@ -16,6 +25,7 @@ pub struct Device {
     shared: Arc<Shared>,
     most_bound_bytes: u64,
     abilities: Abilities,
+    patience: Duration,
 }
 
 struct Shared {
@@ -34,6 +44,10 @@ impl Device {
         Ok(Device {
             most_bound_bytes: u64::from(raw.found.limits.max_storage_buffer_range),
             abilities: raw.found.abilities,
+            patience: match raw.found.facts.kind {
+                GpuKind::Software => SOFTWARE_PATIENCE,
+                GpuKind::Discrete | GpuKind::Integrated | GpuKind::Virtual => PATIENCE,
+            },
             shared: Arc::new(Shared {
                 recorder: Mutex::new(None),
                 raw,
@@ -59,6 +73,12 @@ impl Device {
         }
     }
 
+    /// The same GPU, which counts as hanging when a part of a pass takes longer than this. For all who share it then: it is used no more.
+    #[must_use]
+    pub fn with_patience(self, patience: Duration) -> Device {
+        Device { patience, ..self }
+    }
+
     /// What it has that not every GPU has.
     pub fn abilities(&self) -> Abilities {
         self.abilities
@@ -73,6 +93,12 @@ impl Device {
         self.raw().available_bytes()
     }
 
+    /// Bytes of its memory that buffers have, as the driver rounds them up; without those that passes and [`Uploads`](crate::Uploads) copy
+    /// through, which are the processor's.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.raw().allocated.load(Ordering::Relaxed)
+    }
+
     /// What offsets into buffers are multiples of.
     pub fn alignment(&self) -> u64 {
         let limits = &self.raw().found.limits;
@@ -84,18 +110,25 @@ impl Device {
         self.most_bound_bytes
     }
 
-    /// Makes the kernels ready for weights of these formats, and for those of experts, which takes seconds where a driver sees them for the
-    /// first time. Others are made ready when a pass starts them.
+    /// The most bytes of a buffer of which kernels see all at once.
+    pub fn most_buffer_bytes(&self) -> u64 {
+        let allocated = self.raw().found.most_allocated_bytes;
+        self.most_bound_bytes.min(allocated)
+    }
+
+    /// Makes the kernels ready for weights of these formats, for those of experts or heads, and for latents, which takes seconds where a driver sees
+    /// them for the first time. Others are made ready when a pass starts them.
     ///
     /// # Errors
     /// [`VulkanError::NoKernel`] for a format without kernels, [`VulkanError::Driver`].
     pub fn make_ready(
         &self,
         formats: &[GgmlType],
-        of_experts: &[GgmlType],
+        of_parts: &[GgmlType],
+        with_latents: bool,
     ) -> Result<(), VulkanError> {
         let raw = self.raw();
-        let kernels = Kernel::all(formats, of_experts, self.abilities);
+        let kernels = Kernel::all(formats, of_parts, with_latents, self.abilities);
         kernels
             .into_iter()
             .try_for_each(|kernel| raw.kernels.pipeline(&raw.raw, kernel).map(drop))
@@ -105,13 +138,23 @@ impl Device {
         &self.shared.raw
     }
 
+    pub(crate) fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    /// What became of `action`, which ended with `result`; it may be that the GPU is used no more.
+    pub(crate) fn failed(&self, action: &'static str, result: vk::Result) -> VulkanError {
+        self.raw().failed(action, result, self.patience)
+    }
+
     /// What passes are recorded with, for one of them. Waits for the one before.
     ///
     /// # Errors
-    /// [`VulkanError::Driver`].
+    /// [`VulkanError::Hung`] and [`VulkanError::Lost`] once it is, [`VulkanError::Driver`].
     pub(crate) fn recorder(&self) -> Result<MutexGuard<'_, Option<Recorder>>, VulkanError> {
         let recorder = self.shared.recorder.lock();
         let mut recorder = recorder.unwrap_or_else(PoisonError::into_inner);
+        self.raw().check()?;
         if recorder.is_none() {
             *recorder = Some(Recorder::new(self.raw())?);
         }
@@ -123,9 +166,9 @@ impl Drop for Shared {
     fn drop(&mut self) {
         let recorder = self.recorder.get_mut();
         let recorder = recorder.unwrap_or_else(PoisonError::into_inner).take();
-        if let (Some(recorder), false) = (recorder, self.raw.is_lost()) {
+        if let (Some(recorder), false) = (recorder, self.raw.is_gone()) {
             // SAFETY: passes borrow the device, so they have ended.
-            unsafe { recorder.destroy(&self.raw.raw) };
+            unsafe { recorder.destroy(&self.raw) };
         }
     }
 }

@@ -21,13 +21,20 @@ pub enum VulkanError {
     )]
     OutOfMemory { bytes: u64, available: u64 },
 
+    #[error("the GPU's driver cannot {action}: its memory, or the machine's, is full")]
+    Full {
+        action: &'static str,
+        source: vk::Result,
+    },
+
     #[error(
-        "the GPU took longer than {seconds} s for a pass, and is given up; restart this process, or run without it"
+        "the GPU took longer than {seconds} s for a part of a pass, and is given up: only a new process can try it again; the system's log (dmesg) \
+         may say why"
     )]
     Hung { seconds: u64 },
 
     #[error(
-        "the GPU was lost (its driver was reset, or it was removed); restart this process, or run without it"
+        "the GPU was lost (its driver was reset, or it was removed): only a new process can try it again; the system's log (dmesg) may say why"
     )]
     Lost,
 
@@ -46,7 +53,28 @@ impl VulkanError {
     pub(crate) fn of(action: &'static str, source: vk::Result) -> Self {
         match source {
             vk::Result::ERROR_DEVICE_LOST => VulkanError::Lost,
+            vk::Result::ERROR_OUT_OF_DEVICE_MEMORY | vk::Result::ERROR_OUT_OF_HOST_MEMORY => {
+                VulkanError::Full { action, source }
+            }
             source => VulkanError::Driver { action, source },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_is_full_is_no_refusal() {
+        let of = |result| VulkanError::of("open the GPU", result);
+        for full in [
+            vk::Result::ERROR_OUT_OF_DEVICE_MEMORY,
+            vk::Result::ERROR_OUT_OF_HOST_MEMORY,
+        ] {
+            assert!(matches!(of(full), VulkanError::Full { .. }), "{full:?}");
+        }
+        let refused = of(vk::Result::ERROR_INITIALIZATION_FAILED);
+        assert!(matches!(refused, VulkanError::Driver { .. }));
     }
 }

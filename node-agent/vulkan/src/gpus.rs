@@ -27,10 +27,14 @@ pub(crate) struct Found {
     pub physical: vk::PhysicalDevice,
     pub facts: Facts,
     pub limits: vk::PhysicalDeviceLimits,
+    /// The most bytes of a piece of memory.
+    pub most_allocated_bytes: u64,
     pub memory: vk::PhysicalDeviceMemoryProperties,
     pub queue_family: u32,
     /// Of the queue on which weights are copied while kernels run, and which of the family's it is.
     pub upload_queue: (u32, u32),
+    /// How many bits of a time count that both queues tell; 0: there is none.
+    pub timestamp_bits: u32,
     /// Whether it tells how much memory is left.
     pub tells_budget: bool,
     pub abilities: Abilities,
@@ -52,6 +56,8 @@ pub struct Facts {
     pub name: String,
     /// Vendor and device on the PCI bus.
     pub pci: (u32, u32),
+    /// Where it is on that bus, as Linux writes it (`0000:01:00.0`), if its driver says so (VK_EXT_pci_bus_info).
+    pub pci_address: Option<String>,
     pub kind: GpuKind,
     /// Bytes of memory that are its own, or that it shares with the processor.
     pub total_bytes: u64,
@@ -197,11 +203,16 @@ impl Found {
         let name = properties.device_name_as_c_str().unwrap_or(c"GPU");
         let buffers = properties.limits.max_per_stage_descriptor_storage_buffers;
         let unfit = unfit(properties.api_version, buffers);
+        let upload_queue = upload_queue(&families, queue_family);
+        let timestamp_bits = |family: u32| families[family as usize].timestamp_valid_bits;
         Some(Found {
             physical,
             facts: Facts {
                 name: CStr::to_string_lossy(name).into_owned(),
                 pci: (properties.vendor_id, properties.device_id),
+                // Asking takes Vulkan 1.1.
+                pci_address: (unfit.is_none() && has(ash::ext::pci_bus_info::NAME))
+                    .then(|| pci_address(instance, physical)),
                 kind: match properties.device_type {
                     vk::PhysicalDeviceType::DISCRETE_GPU => GpuKind::Discrete,
                     vk::PhysicalDeviceType::INTEGRATED_GPU => GpuKind::Integrated,
@@ -212,9 +223,15 @@ impl Found {
                 unfit: unfit.clone(),
             },
             limits: properties.limits,
+            most_allocated_bytes: match unfit {
+                None => most_allocated_bytes(instance, physical),
+                // Asking takes Vulkan 1.1.
+                Some(_) => 0,
+            },
             memory,
             queue_family,
-            upload_queue: upload_queue(&families, queue_family),
+            upload_queue,
+            timestamp_bits: timestamp_bits(queue_family).min(timestamp_bits(upload_queue.0)),
             tells_budget: has(ash::ext::memory_budget::NAME),
             abilities: match unfit {
                 None => abilities(entry, instance, physical, has),
@@ -264,6 +281,25 @@ fn unfit(version: u32, buffers: u32) -> Option<String> {
     (buffers < BINDINGS).then(|| {
         format!("its driver gives a kernel {buffers} buffers, and prima's kernels take {BINDINGS}")
     })
+}
+
+fn pci_address(instance: &ash::Instance, physical: vk::PhysicalDevice) -> String {
+    let mut bus = vk::PhysicalDevicePCIBusInfoPropertiesEXT::default();
+    let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut bus);
+    // SAFETY: the device is the instance's and of Vulkan 1.1 at least; the structure is of an extension that it has.
+    unsafe { instance.get_physical_device_properties2(physical, &mut properties) };
+    format!(
+        "{:04x}:{:02x}:{:02x}.{:x}",
+        bus.pci_domain, bus.pci_bus, bus.pci_device, bus.pci_function
+    )
+}
+
+fn most_allocated_bytes(instance: &ash::Instance, physical: vk::PhysicalDevice) -> u64 {
+    let mut maintenance = vk::PhysicalDeviceMaintenance3Properties::default();
+    let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut maintenance);
+    // SAFETY: the device is the instance's and of Vulkan 1.1 at least, which has the structure.
+    unsafe { instance.get_physical_device_properties2(physical, &mut properties) };
+    maintenance.max_memory_allocation_size
 }
 
 /// What the driver says of the GPU's abilities.

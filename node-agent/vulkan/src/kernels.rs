@@ -21,7 +21,7 @@ pub(crate) const PARAMS_BYTES: usize = 128;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kernel {
     Multiply(Shape, GgmlType),
-    /// Of rows that are grouped by expert.
+    /// Of rows that are grouped by expert, or by head.
     MultiplyExperts(Shape, GgmlType),
     Pack,
     Norm,
@@ -29,6 +29,9 @@ pub(crate) enum Kernel {
     Heads,
     /// For so many rows of queries: [`FEW_QUERIES`] or [`QUERIES`].
     Attention(usize),
+    LatentHeads,
+    LatentAttention,
+    HeadsToRows,
     Combine,
     Gate,
     GatePack,
@@ -116,6 +119,8 @@ pub(crate) fn few_rows(format: GgmlType) -> usize {
 /// Rows of queries that a group of threads has at most (`shaders/attention.wgsl`), and where they are few.
 pub(crate) const QUERIES: usize = 8;
 pub(crate) const FEW_QUERIES: usize = 4;
+/// The same where keys are latents.
+pub(crate) const LATENT_QUERIES: usize = 4;
 
 /// Whether weights of this format are about the same in F16.
 fn fits_f16(format: GgmlType) -> bool {
@@ -133,13 +138,18 @@ pub fn has_kernels(format: GgmlType) -> bool {
 }
 
 impl Kernel {
-    /// All that passes over weights of these formats may start, of all rows' and of experts'.
-    pub fn all(formats: &[GgmlType], of_experts: &[GgmlType], abilities: Abilities) -> Vec<Kernel> {
+    /// All that passes over weights of these formats may start, of all rows', and of experts' or heads'; with those for latents.
+    pub fn all(
+        formats: &[GgmlType],
+        of_parts: &[GgmlType],
+        with_latents: bool,
+        abilities: Abilities,
+    ) -> Vec<Kernel> {
         let products = formats.iter().flat_map(|&format| {
             [1, 2, FEW_ROWS + 1]
                 .map(|rows| Kernel::Multiply(Shape::of(rows, format, abilities), format))
         });
-        let products_of_experts = of_experts.iter().flat_map(|&format| {
+        let products_of_parts = of_parts.iter().flat_map(|&format| {
             let (one, four) = (
                 Shape::one(format, abilities),
                 Shape::four(format, abilities),
@@ -147,7 +157,13 @@ impl Kernel {
             [one, four, Shape::Tile].map(|shape| Kernel::MultiplyExperts(shape, format))
         });
         let experts = [Kernel::Route, Kernel::GroupExperts, Kernel::MixExperts];
-        let experts = experts.into_iter().filter(|_| !of_experts.is_empty());
+        let experts = experts.into_iter().filter(|_| !of_parts.is_empty());
+        let latents = [
+            Kernel::LatentHeads,
+            Kernel::LatentAttention,
+            Kernel::HeadsToRows,
+        ];
+        let latents = latents.into_iter().filter(|_| with_latents);
         let others = [
             Kernel::Pack,
             Kernel::Norm,
@@ -159,11 +175,12 @@ impl Kernel {
             Kernel::Gate,
             Kernel::GatePack,
         ];
-        let of_experts = experts.chain(products_of_experts);
+        let of_parts = experts.chain(products_of_parts);
         others
             .into_iter()
             .chain(products)
-            .chain(of_experts)
+            .chain(of_parts)
+            .chain(latents)
             .collect()
     }
 
@@ -182,6 +199,9 @@ impl Kernel {
             Kernel::NormPack => "norm_pack".to_owned(),
             Kernel::Heads => "heads".to_owned(),
             Kernel::Attention(queries) => format!("attention_{queries}"),
+            Kernel::LatentHeads => "latent_heads".to_owned(),
+            Kernel::LatentAttention => "latent_attention".to_owned(),
+            Kernel::HeadsToRows => "heads_to_rows".to_owned(),
             Kernel::Combine => "combine".to_owned(),
             Kernel::Gate => "gate".to_owned(),
             Kernel::GatePack => "gate_pack".to_owned(),
@@ -314,7 +334,7 @@ mod tests {
             ..Abilities::default()
         };
         for abilities in [Abilities::default(), dot_only] {
-            for kernel in Kernel::all(&formats, &formats, abilities) {
+            for kernel in Kernel::all(&formats, &formats, true, abilities) {
                 assert!(kernel.spirv().is_some(), "{kernel:?}");
             }
         }

@@ -17,19 +17,21 @@ mod pass;
 mod plain;
 mod raw_device;
 mod recorder;
+mod timeline;
 mod uploads;
 
 pub use buffer::{Buffer, Slice};
-pub use device::Device;
+pub use device::{Device, PATIENCE};
 pub use error::VulkanError;
 pub use gpus::{Abilities, Facts, GpuKind, Gpus};
 pub use kernels::{FEW_ROWS, has_kernels};
 pub use operations::{
     ActivationFunction, Attention, ExpertProduct, ExpertRows, ExpertTiles, Gating, HeadNorms,
-    Heads, Input, KV_POSITIONS, MOST_HEAD_DIM, Matrix, Mixture, Norm, Product, Rotation, Routing,
-    Rows, SequenceRows, SharedExpert, attention_groups, attention_part_bytes, input_bytes,
-    kv_block_bytes, pack_position, unpack_position,
+    HeadProduct, HeadTiles, Heads, Input, KV_POSITIONS, KvShape, LatentHeads, Matrix, Mixture,
+    Norm, Product, Rotation, Routing, Rows, SequenceRows, SharedExpert, attention_groups,
+    attention_part_bytes, input_bytes, pack_position, unpack_position,
 };
 pub use pass::Pass;
 pub use plain::Plain;
-pub use uploads::{Uploading, Uploads};
+pub use timeline::Timeline;
+pub use uploads::{UPLOAD_BYTES, Uploading, Uploads};

@@ -5,17 +5,19 @@ mod experts;
 mod heads;
 mod input;
 mod kv;
+mod latent;
 mod multiply;
+mod new_rows;
 mod norm;
 
 pub use attention::{Attention, attention_groups, attention_part_bytes};
 pub use experts::{ExpertProduct, ExpertRows, ExpertTiles, Gating, Mixture, Routing, SharedExpert};
-pub use heads::{HeadNorms, Heads, Rotation};
+pub use heads::{HeadNorms, Heads};
 pub use input::{ActivationFunction, Input, input_bytes};
-pub use kv::{
-    KV_POSITIONS, MOST_HEAD_DIM, SequenceRows, kv_block_bytes, pack_position, unpack_position,
-};
+pub use kv::{KV_POSITIONS, KvShape, SequenceRows, pack_position, unpack_position};
+pub use latent::{HeadProduct, HeadTiles, LatentHeads};
 pub use multiply::{Matrix, Product};
+pub use new_rows::Rotation;
 pub use norm::Norm;
 
 use crate::buffer::Slice;

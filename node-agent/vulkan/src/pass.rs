@@ -2,7 +2,7 @@
 //! before where it asks to.
 
 use std::marker::PhantomData;
-use std::sync::MutexGuard;
+use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 use ash::vk;
@@ -13,8 +13,9 @@ use crate::device::Device;
 use crate::error::VulkanError;
 use crate::kernels::{BINDINGS, Kernel, PARAMS_BYTES};
 use crate::plain::{self, Plain};
-use crate::raw_device::{PATIENCE, RawDevice};
-use crate::recorder::{Recorder, SETS};
+use crate::raw_device::RawDevice;
+use crate::recorder::{Part, Recorder, SETS};
+use crate::timeline::{Running, Work};
 
 /// Every device takes as many groups in each dimension.
 pub(crate) const MOST_GROUPS: u32 = 65_535;
@@ -23,6 +24,9 @@ pub(crate) const MOST_GROUPS: u32 = 65_535;
 const PART: u32 = 48;
 /// Kernels of a pass's first part: the GPU has nothing to do until it is recorded.
 const FIRST_PART: u32 = 8;
+
+/// How often it is looked whether a part has ended, while a GPU hangs. So that is known after an eighth more than it may take.
+const LOOKS: u32 = 8;
 
 /// Bytes that are copied to the GPU in one pass.
 const PIECE: usize = 16 << 20;
@@ -39,8 +43,12 @@ pub struct Pass<'a> {
     submitted: usize,
     /// Kernels started.
     started: u32,
+    /// How many parts were handed over when each mark was set last.
+    marks: [usize; 2],
     /// The stage that is being filled, and up to where.
     stage: (usize, u64),
+    /// What notes when its parts run, and what it knows the one by that is being recorded.
+    timeline: (Option<Arc<Running>>, Option<u32>),
     buffers: PhantomData<Slice<'a>>,
 }
 
@@ -48,9 +56,8 @@ impl Device {
     /// Begins a pass. Waits for the one before.
     ///
     /// # Errors
-    /// [`VulkanError::Lost`] once it is, [`VulkanError::Driver`].
+    /// [`VulkanError::Hung`] and [`VulkanError::Lost`] once it is, [`VulkanError::Driver`].
     pub fn pass(&self) -> Result<Pass<'_>, VulkanError> {
-        self.raw().check()?;
         Pass::begin(self, self.recorder()?)
     }
 
@@ -90,15 +97,35 @@ impl<'a> Pass<'a> {
             }
             own.begin(raw, 0)?
         };
-        Ok(Pass {
+        let mut pass = Pass {
             device,
             recorder,
             commands,
             submitted: 0,
             started: 0,
+            marks: [0; 2],
             stage: (0, 0),
+            timeline: (device.raw().timelines.running(), None),
             buffers: PhantomData,
-        })
+        };
+        pass.note_begin();
+        Ok(pass)
+    }
+
+    /// Where somebody asks, notes that a part begins.
+    fn note_begin(&mut self) {
+        if let (Some(running), part) = &mut self.timeline {
+            *part = running.begins(&self.device.raw().raw, self.commands);
+        }
+    }
+
+    /// Notes that it ends.
+    fn note_end(&mut self) {
+        if let (Some(running), part) = &mut self.timeline
+            && let Some(part) = part.take()
+        {
+            running.ends(&self.device.raw().raw, self.commands, part, Work::Compute);
+        }
     }
 
     pub(crate) fn device(&self) -> &'a Device {
@@ -276,16 +303,25 @@ impl<'a> Pass<'a> {
     /// # Errors
     /// [`VulkanError::Lost`], [`VulkanError::Driver`].
     pub fn go_on(&mut self) -> Result<(), VulkanError> {
-        self.hand_over(vk::Fence::null())
+        self.submit()?;
+        let recorder = self.recorder.as_mut().ok_or(VulkanError::Lost)?;
+        // SAFETY: the pass before has ended.
+        self.commands = unsafe { recorder.begin(&self.device.raw().raw, self.submitted)? };
+        self.note_begin();
+        Ok(())
     }
 
-    fn submit(&mut self, fence: vk::Fence) -> Result<(), VulkanError> {
+    fn submit(&mut self) -> Result<(), VulkanError> {
+        self.note_end();
         let device = self.device.raw();
+        let recorder = self.recorder.as_ref().ok_or(VulkanError::Lost)?;
+        let ended = recorder.parts[self.submitted].ended;
         let commands = [self.commands];
-        // SAFETY: all that the commands use lives until they have run: `run` waits, or else `drop`. (So no pass may be leaked, and none is.)
+        // SAFETY: all that the commands use lives until they have run: `run` waits, or else `drop`. (So no pass may be leaked, and none is.) The
+        // fence was reset when the part was begun.
         let submitted = unsafe {
-            let ended = device.raw.end_command_buffer(self.commands);
-            ended.and_then(|()| device.submit(device.queue, &commands, fence))
+            let recorded = device.raw.end_command_buffer(self.commands);
+            recorded.and_then(|()| device.submit(device.queue, &commands, ended))
         };
         submitted.map_err(|result| self.failed(result))?;
         self.submitted += 1;
@@ -294,10 +330,10 @@ impl<'a> Pass<'a> {
 
     /// What became of running it.
     fn failed(&self, result: vk::Result) -> VulkanError {
-        self.device.raw().failed("run a pass", result)
+        self.device.failed("run a pass", result)
     }
 
-    /// Hands what is recorded so far to the GPU, which then tells when it has run: [`wait`](Self::wait) with the same `mark`, 0 or 1.
+    /// Hands what is recorded so far to the GPU, to be waited for: [`wait`](Self::wait) with the same `mark`, 0 or 1.
     ///
     /// # Errors
     /// [`VulkanError::Lost`], [`VulkanError::Driver`].
@@ -305,19 +341,8 @@ impl<'a> Pass<'a> {
     /// # Panics
     /// When there is no such mark.
     pub fn mark(&mut self, mark: usize) -> Result<(), VulkanError> {
-        let recorder = self.recorder.as_mut().ok_or(VulkanError::Lost)?;
-        let fence = recorder.marks[mark];
-        // SAFETY: nobody waits for the fence: what was handed over with it before has run.
-        let reset = unsafe { self.device.raw().raw.reset_fences(&[fence]) };
-        reset.map_err(|result| self.failed(result))?;
-        self.hand_over(fence)
-    }
-
-    fn hand_over(&mut self, fence: vk::Fence) -> Result<(), VulkanError> {
-        self.submit(fence)?;
-        let recorder = self.recorder.as_mut().ok_or(VulkanError::Lost)?;
-        // SAFETY: the pass before has ended.
-        self.commands = unsafe { recorder.begin(&self.device.raw().raw, self.submitted)? };
+        self.go_on()?;
+        self.marks[mark] = self.submitted;
         Ok(())
     }
 
@@ -329,9 +354,36 @@ impl<'a> Pass<'a> {
     /// # Panics
     /// When there is no such mark.
     pub fn wait(&self, mark: usize) -> Result<(), VulkanError> {
-        let marks = self.recorder.as_ref().ok_or(VulkanError::Lost)?.marks;
-        let waited = self.device.raw().wait(marks[mark], PATIENCE);
+        let waited = self.wait_for_parts(self.marks[mark]);
         waited.map_err(|result| self.failed(result))
+    }
+
+    /// Waits until so many parts have run. A pass may be long: it hangs when no part of it has ended for as long as one may take.
+    fn wait_for_parts(&self, count: usize) -> Result<(), vk::Result> {
+        let device = self.device.raw();
+        let recorder = self.recorder.as_ref();
+        let parts: &[Part] = recorder.map_or(&[], |recorder| &recorder.parts[..count]);
+        let Some(last) = parts.last() else {
+            return Ok(());
+        };
+        let patience = self.device.patience();
+        let (mut ended, mut since) = (0, Instant::now());
+        loop {
+            let waited = device.wait(last.ended, patience / LOOKS);
+            if waited != Err(vk::Result::TIMEOUT) {
+                return waited;
+            }
+            let before = ended;
+            ended = 0;
+            for part in parts {
+                ended += usize::from(device.has_run(part.ended)?);
+            }
+            if ended > before {
+                since = Instant::now();
+            } else if since.elapsed() >= patience {
+                return waited;
+            }
+        }
     }
 
     /// Copies all of `from` to `to`, from byte `at` on, where the processor sees it once that has run.
@@ -364,32 +416,16 @@ impl<'a> Pass<'a> {
     }
 
     fn run(&mut self) -> Result<(), VulkanError> {
-        let device = self.device.raw();
-        let fences = self.recorder.as_ref().ok_or(VulkanError::Lost)?.fences;
-        let [nearly, done] = fences;
-        // SAFETY: the pass before has ended, so nobody waits for the fences.
-        let reset = unsafe { device.raw.reset_fences(&fences) };
-        reset.map_err(|result| self.failed(result))?;
-        let has_more = self.submitted > 0;
-        if has_more {
-            // SAFETY: nothing is handed over; the fence tells when what was before has run.
-            let submitted = unsafe { device.submit(device.queue, &[], nearly) };
-            submitted.map_err(|result| self.failed(result))?;
-        }
-        self.submit(done)?;
-        let begun = Instant::now();
-        let waited = match has_more {
-            true => device.wait(nearly, PATIENCE),
-            false => Ok(()),
-        };
-        let left = PATIENCE.saturating_sub(begun.elapsed());
-        match waited.and_then(|()| device.wait_awake(done, left)) {
-            Ok(()) => {
-                self.submitted = 0;
-                Ok(())
-            }
-            Err(result) => Err(self.failed(result)),
-        }
+        let before = self.submitted;
+        self.submit()?;
+        let recorder = self.recorder.as_ref().ok_or(VulkanError::Lost)?;
+        let last = recorder.parts[before].ended;
+        let (device, patience) = (self.device.raw(), self.device.patience());
+        let waited = self.wait_for_parts(before);
+        let waited = waited.and_then(|()| device.wait_awake(last, patience));
+        waited.map_err(|result| self.failed(result))?;
+        self.submitted = 0;
+        Ok(())
     }
 
     /// As [`finish`](Self::finish), and copies the beginning of `from` to `numbers`.
@@ -414,7 +450,7 @@ impl<'a> Pass<'a> {
             old => {
                 if let Some(old) = old {
                     // SAFETY: the pass that used it has ended.
-                    unsafe { old.destroy(&self.device.raw().raw) };
+                    unsafe { old.destroy(self.device.raw()) };
                 }
                 Allocation::new(self.device.raw(), len, Use::FromDevice)?
             }
@@ -434,12 +470,16 @@ impl<'a> Pass<'a> {
 }
 
 impl Drop for Pass<'_> {
-    /// Waits for the parts of a pass that was not finished.
+    /// Waits for the parts of a pass that was not finished, but for no GPU that hangs.
     fn drop(&mut self) {
         let device = self.device.raw();
-        let waits = self.submitted > 0 && !device.is_lost();
-        if waits && device.wait_for_queue(device.queue).is_err() {
-            device.give_up();
+        if device.is_gone() {
+            return;
+        }
+        if let Err(result) = self.wait_for_parts(self.submitted) {
+            self.failed(result);
+            // Whatever it was: these parts may still run.
+            device.give_up_lost();
         }
     }
 }

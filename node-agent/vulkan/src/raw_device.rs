@@ -1,7 +1,7 @@
 //! What the driver gave for an open GPU.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use ash::vk;
@@ -9,9 +9,7 @@ use ash::vk;
 use crate::error::VulkanError;
 use crate::gpus::{Found, GpuKind, Gpus, local_heap};
 use crate::kernels::Kernels;
-
-/// After so long a pass counts as hanging. Drivers of real GPUs give up within ten seconds; in software, passes take their time.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
+use crate::timeline::Timelines;
 
 /// An open GPU, which is closed with this.
 pub(crate) struct RawDevice {
@@ -20,13 +18,34 @@ pub(crate) struct RawDevice {
     pub queue: vk::Queue,
     /// Weights are copied here while kernels run; the same queue where the GPU has no other.
     pub upload_queue: vk::Queue,
-    /// Held while something is handed to a queue, or a queue is waited for.
+    /// Held while something is handed to a queue.
     submitting: Mutex<()>,
     pub found: Found,
+    pub timelines: Timelines,
     pub kernels: Kernels,
-    lost: AtomicBool,
+    /// Once nothing is asked of it any more.
+    gone: OnceLock<Gone>,
+    /// Bytes of what kernels read and write.
+    pub allocated: AtomicU64,
     /// Keeps the instance.
     gpus: Gpus,
+}
+
+/// Why a GPU cannot be used any more.
+enum Gone {
+    Hung { patience: Duration },
+    Lost,
+}
+
+impl Gone {
+    fn error(&self) -> VulkanError {
+        match self {
+            Gone::Hung { patience } => VulkanError::Hung {
+                seconds: patience.as_secs(),
+            },
+            Gone::Lost => VulkanError::Lost,
+        }
+    }
 }
 
 impl RawDevice {
@@ -97,8 +116,10 @@ impl RawDevice {
             upload_queue,
             submitting: Mutex::default(),
             found: found.clone(),
+            timelines: Timelines::default(),
             kernels,
-            lost: AtomicBool::new(false),
+            gone: OnceLock::new(),
+            allocated: AtomicU64::new(0),
             gpus: gpus.clone(),
         })
     }
@@ -140,22 +161,14 @@ impl RawDevice {
         unsafe { self.raw.queue_submit(queue, &info, fence) }
     }
 
-    /// Waits until a queue has run all that it was handed.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn wait_for_queue(&self, queue: vk::Queue) -> Result<(), vk::Result> {
-        let submitting = self.submitting.lock();
-        let _submitting = submitting.unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the queue is the device's, and nobody else uses it meanwhile.
-        unsafe { self.raw.queue_wait_idle(queue) }
-    }
-
-    /// Waits for a fence.
+    /// Waits for a fence. Who has no patience does not even ask.
     ///
     /// # Errors
     /// `TIMEOUT` after `patience`, and what else the driver says.
     pub fn wait(&self, fence: vk::Fence, patience: Duration) -> Result<(), vk::Result> {
+        if patience.is_zero() {
+            return Err(vk::Result::TIMEOUT);
+        }
         let nanoseconds = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
         // SAFETY: the fence is the device's, here and below.
         unsafe { self.raw.wait_for_fences(&[fence], true, nanoseconds) }
@@ -166,9 +179,9 @@ impl RawDevice {
     pub fn wait_awake(&self, fence: vk::Fence, patience: Duration) -> Result<(), vk::Result> {
         const SOON: Duration = Duration::from_millis(1);
         let begun = Instant::now();
-        while self.found.facts.kind != GpuKind::Software && begun.elapsed() < SOON {
-            // SAFETY: as above.
-            if unsafe { self.raw.get_fence_status(fence) }? {
+        let soon = SOON.min(patience);
+        while self.found.facts.kind != GpuKind::Software && begun.elapsed() < soon {
+            if self.has_run(fence)? {
                 return Ok(());
             }
             std::hint::spin_loop();
@@ -176,51 +189,62 @@ impl RawDevice {
         self.wait(fence, patience)
     }
 
-    pub fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Relaxed)
+    /// Whether a fence tells that what it is of has run.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn has_run(&self, fence: vk::Fence) -> Result<bool, vk::Result> {
+        // SAFETY: the fence is the device's.
+        unsafe { self.raw.get_fence_status(fence) }
+    }
+
+    pub fn is_gone(&self) -> bool {
+        self.gone.get().is_some()
     }
 
     /// # Errors
-    /// [`VulkanError::Lost`] once it is.
+    /// [`VulkanError::Hung`] and [`VulkanError::Lost`] once it is.
     pub fn check(&self) -> Result<(), VulkanError> {
-        match self.is_lost() {
-            true => Err(VulkanError::Lost),
-            false => Ok(()),
+        match self.gone.get() {
+            Some(gone) => Err(gone.error()),
+            None => Ok(()),
         }
     }
 
-    /// What became of `action`, which ended with `result`. After a loss, or if it took too long, nothing is asked of the device any more, and what
-    /// it may still use stays for as long as the process.
-    pub fn failed(&self, action: &'static str, result: vk::Result) -> VulkanError {
+    /// What became of `action`, which ended with `result` (`TIMEOUT`: after this `patience`). After a loss, or if it took too long, it is given up.
+    pub fn failed(
+        &self,
+        action: &'static str,
+        result: vk::Result,
+        patience: Duration,
+    ) -> VulkanError {
         match result {
-            vk::Result::TIMEOUT => {
-                self.give_up();
-                VulkanError::Hung {
-                    seconds: PATIENCE.as_secs(),
-                }
-            }
-            vk::Result::ERROR_DEVICE_LOST => {
-                self.give_up();
-                VulkanError::Lost
-            }
+            vk::Result::TIMEOUT => self.give_up(Gone::Hung { patience }),
+            vk::Result::ERROR_DEVICE_LOST => self.give_up_lost(),
             result => VulkanError::of(action, result),
         }
     }
 
-    /// After this nothing is asked of it any more.
-    pub fn give_up(&self) {
-        self.lost.store(true, Ordering::Relaxed);
+    /// Gives it up, as what was handed to it may never end.
+    pub fn give_up_lost(&self) -> VulkanError {
+        self.give_up(Gone::Lost)
+    }
+
+    /// After this nothing is asked of it any more, and what it may still use stays for as long as the process. The first reason stands.
+    fn give_up(&self, why: Gone) -> VulkanError {
+        self.gone.get_or_init(|| why).error()
     }
 }
 
 impl Drop for RawDevice {
     fn drop(&mut self) {
-        if self.is_lost() {
+        if self.is_gone() {
             return;
         }
         // SAFETY: buffers and recorders hold the device, so none is left.
         unsafe {
             self.kernels.destroy(&self.raw);
+            self.timelines.destroy(&self.raw);
             self.raw.destroy_device(None);
         }
     }

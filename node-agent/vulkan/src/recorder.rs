@@ -13,16 +13,19 @@ pub(crate) const SETS: u32 = 1024;
 /// There is one for each device.
 pub(crate) struct Recorder {
     pub pool: vk::CommandPool,
-    /// Of the parts of a pass, in order.
-    pub commands: Vec<vk::CommandBuffer>,
-    /// Of all parts of a pass but the last, and of the last.
-    pub fences: [vk::Fence; 2],
-    /// Of parts that a pass marks.
-    pub marks: [vk::Fence; 2],
+    /// Of a pass, in order.
+    pub parts: Vec<Part>,
     pub descriptors: Vec<vk::DescriptorPool>,
     pub stages: Vec<Allocation>,
     /// What comes back passes through this.
     pub returns: Option<Allocation>,
+}
+
+/// What is handed to the GPU at once.
+pub(crate) struct Part {
+    pub commands: vk::CommandBuffer,
+    /// Tells when it has run.
+    pub ended: vk::Fence,
 }
 
 impl Recorder {
@@ -30,33 +33,17 @@ impl Recorder {
     /// [`VulkanError::Driver`].
     pub fn new(device: &RawDevice) -> Result<Recorder, VulkanError> {
         let (raw, family) = (&device.raw, device.found.queue_family);
-        let failed = |result| VulkanError::of("prepare passes", result);
         let info = vk::CommandPoolCreateInfo::default().queue_family_index(family);
-        // SAFETY: the family is the device's, here and below; what is made is destroyed with the recorder.
-        let pool = unsafe { raw.create_command_pool(&info, None) }.map_err(failed)?;
-        let mut recorder = Recorder {
+        // SAFETY: the family is the device's; what is made is destroyed with the recorder.
+        let pool = unsafe { raw.create_command_pool(&info, None) };
+        let pool = pool.map_err(|result| VulkanError::of("prepare passes", result))?;
+        Ok(Recorder {
             pool,
-            commands: Vec::new(),
-            fences: [vk::Fence::null(); 2],
-            marks: [vk::Fence::null(); 2],
+            parts: Vec::new(),
             descriptors: Vec::new(),
             stages: Vec::new(),
             returns: None,
-        };
-        let fences = recorder.fences.iter_mut().chain(&mut recorder.marks);
-        let made = fences.into_iter().try_for_each(|place| {
-            // SAFETY: as above.
-            *place = unsafe { raw.create_fence(&vk::FenceCreateInfo::default(), None) }?;
-            Ok(())
-        });
-        match made {
-            Ok(()) => Ok(recorder),
-            Err(error) => {
-                // SAFETY: it is new. Null fences are destroyed by doing nothing.
-                unsafe { recorder.destroy(raw) };
-                Err(failed(error))
-            }
-        }
+        })
     }
 
     /// Begins the part of a pass with this number.
@@ -72,16 +59,14 @@ impl Recorder {
         part: usize,
     ) -> Result<vk::CommandBuffer, VulkanError> {
         let failed = |result| VulkanError::of("begin a pass", result);
-        if part == self.commands.len() {
-            let info = vk::CommandBufferAllocateInfo::default()
-                .command_pool(self.pool)
-                .level(vk::CommandBufferLevel::PRIMARY)
-                .command_buffer_count(1);
-            // SAFETY: the pool is the device's.
-            let made = unsafe { raw.allocate_command_buffers(&info) };
-            self.commands.extend(made.map_err(failed)?);
+        match self.parts.get(part) {
+            Some(own) => {
+                // SAFETY: as the caller promises, so nobody waits for the fence.
+                unsafe { raw.reset_fences(&[own.ended]) }.map_err(failed)?;
+            }
+            None => self.add_part(raw).map_err(failed)?,
         }
-        let commands = self.commands[part];
+        let commands = self.parts[part].commands;
         let begin = vk::CommandBufferBeginInfo::default()
             .flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
         // SAFETY: as the caller promises.
@@ -89,19 +74,36 @@ impl Recorder {
         Ok(commands)
     }
 
+    fn add_part(&mut self, raw: &ash::Device) -> Result<(), vk::Result> {
+        let info = vk::CommandBufferAllocateInfo::default()
+            .command_pool(self.pool)
+            .level(vk::CommandBufferLevel::PRIMARY)
+            .command_buffer_count(1);
+        // SAFETY: the pool is the device's, here and below; what is made is destroyed with the recorder.
+        let commands = unsafe { raw.allocate_command_buffers(&info) }?;
+        // SAFETY: as above.
+        let ended = unsafe { raw.create_fence(&vk::FenceCreateInfo::default(), None) }?;
+        self.parts.push(Part {
+            commands: commands[0],
+            ended,
+        });
+        Ok(())
+    }
+
     /// # Safety
     /// No pass runs.
-    pub unsafe fn destroy(self, raw: &ash::Device) {
+    pub unsafe fn destroy(self, device: &RawDevice) {
+        let raw = &device.raw;
         // SAFETY: as the caller promises; command buffers go with their pool.
         unsafe {
             for allocation in self.stages.iter().chain(&self.returns) {
-                allocation.destroy(raw);
+                allocation.destroy(device);
             }
             for pool in self.descriptors {
                 raw.destroy_descriptor_pool(pool, None);
             }
-            for fence in self.fences.into_iter().chain(self.marks) {
-                raw.destroy_fence(fence, None);
+            for part in self.parts {
+                raw.destroy_fence(part.ended, None);
             }
             raw.destroy_command_pool(self.pool, None);
         }

@@ -4,6 +4,8 @@
 
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
 
 use ash::vk;
 
@@ -12,12 +14,14 @@ use crate::buffer::Slice;
 use crate::device::Device;
 use crate::error::VulkanError;
 use crate::plain::{self, Plain};
-use crate::raw_device::PATIENCE;
+use crate::timeline::{Running, Work};
 
 /// Pieces of memory that copies pass through: some are filled while others are copied from.
 const PIECES: usize = 12;
 /// Bytes of one. Long enough for the link to reach its full rate, short enough that it soon has the first of a matrix.
 const PIECE_BYTES: u64 = 2 << 20;
+/// Bytes of the processor's memory that [`Uploads`] take. The planner counts as many.
+pub const UPLOAD_BYTES: u64 = PIECES as u64 * PIECE_BYTES;
 
 /// What copies beside passes are made with. Kept from pass to pass.
 pub struct Uploads {
@@ -26,6 +30,8 @@ pub struct Uploads {
     pieces: Vec<Piece>,
     /// The piece that is filled next.
     next: usize,
+    /// What notes when pieces are filled and copied.
+    timeline: Option<Arc<Running>>,
 }
 
 struct Piece {
@@ -33,6 +39,8 @@ struct Piece {
     commands: vk::CommandBuffer,
     copied: vk::Fence,
     state: State,
+    /// What the timeline knows it by.
+    noted: Option<u32>,
 }
 
 #[derive(Clone, Copy)]
@@ -67,6 +75,7 @@ impl Device {
             pool,
             pieces: Vec::new(),
             next: 0,
+            timeline: None,
         };
         for _ in 0..PIECES {
             let info = vk::CommandBufferAllocateInfo::default()
@@ -83,10 +92,11 @@ impl Device {
                     commands: commands[0],
                     copied,
                     state: State::Free,
+                    noted: None,
                 }),
                 Err(result) => {
                     // SAFETY: it is new.
-                    unsafe { memory.destroy(&raw.raw) };
+                    unsafe { memory.destroy(raw) };
                     return Err(failed(result));
                 }
             }
@@ -98,6 +108,7 @@ impl Device {
 impl Uploads {
     /// Copies may begin.
     pub fn begin(&mut self) -> Uploading<'_> {
+        self.timeline = self.device.raw().timelines.running();
         Uploading {
             uploads: self,
             bytes: 0,
@@ -124,11 +135,17 @@ impl Uploads {
                 let begun = unsafe { raw.begin_command_buffer(piece.commands, &begin) };
                 begun.map_err(|result| VulkanError::of("begin a copy", result))?;
                 piece.state = State::Filling(0);
+                let running = self.timeline.as_ref();
+                piece.noted = running.and_then(|running| running.begins(raw, piece.commands));
                 0
             }
         };
         let bytes = most.min(piece.memory.bytes - at);
+        let begun = self.timeline.as_ref().map(|_| Instant::now());
         fill(piece.memory.part(at..at + bytes));
+        if let (Some(running), Some(begun)) = (&self.timeline, begun) {
+            running.filled(begun);
+        }
         let region = [vk::BufferCopy::default()
             .src_offset(at)
             .dst_offset(offset)
@@ -150,6 +167,9 @@ impl Uploads {
         if !matches!(piece.state, State::Filling(_)) {
             return Ok(());
         }
+        if let (Some(running), Some(noted)) = (&self.timeline, piece.noted.take()) {
+            running.ends(&device.raw, piece.commands, noted, Work::Copy);
+        }
         // SAFETY: what the commands use lives until they have run: whoever uploads waits. The fence is not in use.
         let submitted = unsafe {
             let raw = &device.raw;
@@ -162,7 +182,7 @@ impl Uploads {
             Err(_) => State::Free,
         };
         self.next = (self.next + 1) % self.pieces.len();
-        submitted.map_err(|result| device.failed("copy weights", result))
+        submitted.map_err(|result| self.device.failed("copy weights", result))
     }
 
     /// Waits until the piece may be filled.
@@ -171,8 +191,9 @@ impl Uploads {
             return Ok(());
         };
         let device = self.device.raw();
-        let waited = device.wait(self.pieces[piece].copied, PATIENCE);
-        waited.map_err(|result| device.failed("copy weights", result))?;
+        device.check()?;
+        let waited = device.wait(self.pieces[piece].copied, self.device.patience());
+        waited.map_err(|result| self.device.failed("copy weights", result))?;
         self.pieces[piece].state = State::Free;
         Ok(())
     }
@@ -236,9 +257,9 @@ impl<'a> Uploading<'a> {
 impl Drop for Uploading<'_> {
     fn drop(&mut self) {
         let device = self.uploads.device.raw();
-        if !device.is_lost() && self.wait().is_err() {
-            // What was not copied yet is not any more.
-            self.uploads.device.raw().give_up();
+        if !device.is_gone() && self.wait().is_err() {
+            // What was not copied yet may still be.
+            self.uploads.device.raw().give_up_lost();
         }
     }
 }
@@ -246,14 +267,14 @@ impl Drop for Uploading<'_> {
 impl Drop for Uploads {
     fn drop(&mut self) {
         let device = self.device.raw();
-        if device.is_lost() {
+        if device.is_gone() {
             return;
         }
         // SAFETY: whoever uploaded has waited, so nothing uses them; command buffers go with their pool.
         unsafe {
             for piece in &self.pieces {
                 device.raw.destroy_fence(piece.copied, None);
-                piece.memory.destroy(&device.raw);
+                piece.memory.destroy(device);
             }
             device.raw.destroy_command_pool(self.pool, None);
         }

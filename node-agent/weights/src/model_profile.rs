@@ -48,7 +48,6 @@ pub fn model_profile(name: &str, gguf: &Gguf) -> Result<ModelProfileSpec, Refuse
     };
     let layers = model.layers.iter();
     let windows: Vec<Option<usize>> = layers.map(|layer| layer.attention.window).collect();
-    let given = windows.iter().flatten();
     Ok(ModelProfileSpec {
         architecture: model.architecture.to_owned(),
         parts: model.parts().iter().map(ToString::to_string).collect(),
@@ -60,8 +59,8 @@ pub fn model_profile(name: &str, gguf: &Gguf) -> Result<ModelProfileSpec, Refuse
         trained_context_length: model.context_length as i32,
         kv_bytes_per_position_and_layer: kv_bytes(KvFormat::F16),
         quantized_kv_bytes_per_position_and_layer: kv_bytes(KvFormat::Q8_0),
-        windowed_layers: given.clone().count() as i32,
-        attention_window: given.max().copied().unwrap_or(0) as i32,
+        windowed_layers: windows.iter().flatten().count() as i32,
+        attention_window: model.attention_window().unwrap_or(0) as i32,
         full_attention_layers: full_attention_layers(&windows),
         layer_weights: by_format(in_layers.chain(of_experts())),
         expert_weights: by_format(of_experts()),

@@ -3,11 +3,12 @@
 //!
 //! Decides nothing by itself: [`crate::latency`] weighs each of its proposals. It fills rings of the n fastest devices, for every n and
 //! some numbers of rounds: fastest GPU first, then slower ones, processors, and last what overflows to the fastest disk (the order that the
-//! paper finds in its plans, section 4).
+//! paper finds in its plans, section 4). Where some do not reach each other, it stands them apart, and also fills rings of devices that all do.
 
 use crate::found::{Found, evaluate};
-use crate::input::{Device, GpuCost, PlanningInput};
+use crate::input::{Device, GpuCost, MemoryRule, PlanningInput};
 use crate::latency::LayerShare;
+use crate::order;
 
 /// Rounds that are tried.
 const ROUNDS: [usize; 5] = [1, 2, 4, 8, 16];
@@ -39,12 +40,23 @@ pub fn first_answer(input: &PlanningInput) -> Option<Found> {
         .iter()
         .filter(|&&index| input.devices[index].required);
     let fewest = required.count().max(input.fewest).max(1);
+    let choices: Vec<Vec<usize>> = match who_meet(input, &by_speed) {
+        None => vec![by_speed],
+        Some(who_meet) => vec![by_speed, who_meet],
+    };
+    let choices = choices.iter().flat_map(|all| {
+        let counts = fewest..=all.len();
+        counts.map(move |count| &all[..count])
+    });
     let mut best: Option<Found> = None;
-    for count in fewest..=by_speed.len() {
-        let members = &by_speed[..count];
+    for members in choices {
         for rank0 in leaders(input, members) {
             let Some((ring, shares)) = fill(input, members, rank0) else {
                 continue;
+            };
+            let ring = match input.all_meet() {
+                true => ring,
+                false => order::cheapest(input, &ring, 1),
             };
             let most = shares.iter().map(|share| share.layers()).max();
             let rounds = match input.rounds {
@@ -65,6 +77,31 @@ pub fn first_answer(input: &PlanningInput) -> Option<Found> {
         }
     }
     best
+}
+
+/// Of these, in their order, those that all reach each other: one that does not reach all before it is left out, but rank 0, if it is given, is not.
+/// `None`: all do, or one that must take part would be left out.
+fn who_meet(input: &PlanningInput, devices: &[usize]) -> Option<Vec<usize>> {
+    if input.all_meet() {
+        return None;
+    }
+    let mut chosen: Vec<usize> = input.rank0.into_iter().collect();
+    for &one in devices {
+        let meets = |&other: &usize| {
+            let hops = &input.hops;
+            other != one && hops[one][other].is_way() && hops[other][one].is_way()
+        };
+        if chosen.iter().all(meets) {
+            chosen.push(one);
+        }
+    }
+    let must = |index: &&usize| input.devices[**index].required;
+    let have_all = devices
+        .iter()
+        .filter(must)
+        .all(|index| chosen.contains(index));
+    let chosen = devices.iter().filter(|index| chosen.contains(index));
+    have_all.then(|| chosen.copied().collect())
 }
 
 /// Seconds of a layer where the device computes it fastest.
@@ -115,7 +152,8 @@ fn fill(
         };
         // With one round this is enough for whatever layers these are.
         let reserve = model.kv_reserve_bytes(device, 1);
-        let memory = device.memory_bytes - model.buffer_bytes - reserve - beside;
+        let beside = beside + model.buffer_bytes + device.copying_bytes();
+        let memory = device.memory_bytes - reserve - beside;
         let mut room = layers_in(memory, layer);
         if let Some(GpuCost {
             layer: cost,
@@ -131,7 +169,11 @@ fn fill(
                 // Unified memory: the GPU takes it all.
                 None => {
                     room = 0;
-                    layers_in(memory, gpu_layer)
+                    let passes = match device.memory_rule {
+                        MemoryRule::Overflow => model.gpu_buffer_bytes,
+                        MemoryRule::AllOrNothing => 0.0,
+                    };
+                    layers_in(memory - passes, gpu_layer)
                 }
             };
             places.push(DeviceRoom {

@@ -3,22 +3,31 @@
 //! Decides what a layer costs on each device, and which devices cannot take part at all. A weight is counted once: the
 //! measured decode throughput of a format contains reading the weights from memory, so only the KV cache is read beside it.
 
+mod gpus;
+mod measured;
+
 use std::collections::HashSet;
 use std::iter;
 
 use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfile, ModelProfileSpec};
-use prima_crds::v1alpha1::node_profile::{
-    GpuBackend, GpuMeasurements, NodeProfile, NodeProfileSpec, NodeProfileStatus, Os, Throughput,
-};
+use prima_crds::v1alpha1::node_profile::NodeProfile;
 use prima_crds::v1alpha1::ring_plan::{
     ActivationDtype, CHUNK_POSITIONS, DEFAULT_CONCURRENT_REQUESTS, DRAFTED_ROWS, GPU_HEAD_ROWS,
-    KvDtype,
+    KvDtype, MOST_BATCH_ROWS, MOST_CHUNK_POSITIONS, USUAL_WINDOWED_SEQUENCES,
 };
+
+use measured::{device, hops};
 
 /// All that a plan depends on.
 #[derive(Clone, Debug)]
 pub struct PlanningInput {
     pub model: ModelSizes,
+    /// Whole contexts that there is memory for; the KV caches of `model` are as large.
+    pub kv_contexts: usize,
+    /// Long sequences for which each context has memory in layers with windows; the KV caches of `model` are as large.
+    pub windowed_sequences: usize,
+    /// The most positions of a prompt that are computed together; buffers, and the KV caches of `model`, are as large.
+    pub chunk_positions: usize,
     pub workload: Workload,
     pub devices: Vec<Device>,
     /// From each device to each device, in the order of `devices`; the diagonal is unused.
@@ -27,6 +36,8 @@ pub struct PlanningInput {
     pub rank0: Option<usize>,
     /// The only number of rounds.
     pub rounds: Option<usize>,
+    /// The most seconds from a request to its first token.
+    pub first_token_seconds: Option<f64>,
     /// The fewest devices of a ring. If it is more than one, each of them has a layer.
     pub fewest: usize,
     /// Devices that were left out before planning, and why.
@@ -52,9 +63,13 @@ pub struct ModelSizes {
     pub gpu_output_bytes: f64,
     /// What rank 0 has besides, all of which stays in memory: the logits of rows that it waits for, and a draft model.
     pub rank0_bytes: f64,
+    /// Of these, what a draft model takes less where it is on rank 0's GPU, and what it takes there.
+    pub draft_moved_bytes: f64,
+    pub gpu_draft_bytes: f64,
     /// Activations and the process itself.
     pub buffer_bytes: f64,
-    /// As `layer_kv_bytes` and `buffer_bytes`, for layers on GPUs, where the KV cache is F16.
+    /// As `layer_kv_bytes` and `buffer_bytes`, for layers on GPUs, where the KV cache is F16. What passes take on a GPU that shares the machine's
+    /// memory is taken there, but for Metal.
     pub gpu_layer_kv_bytes: f64,
     pub gpu_buffer_bytes: f64,
     /// One position's activation on the wire.
@@ -115,7 +130,7 @@ impl ExpertWeights {
 pub struct Workload {
     pub prompt_tokens: usize,
     pub answer_tokens: usize,
-    /// Positions of a prompt that are computed together.
+    /// Positions of such a prompt that are computed together.
     pub chunk_tokens: usize,
 }
 
@@ -134,7 +149,14 @@ pub struct Device {
     pub cpu: LayerCost,
     /// Output head for one position, and the embedding; where there is a draft model, also its guess of one token.
     pub head_seconds: f64,
+    /// All GPUs that it may use, as one.
     pub gpu: Option<GpuCost>,
+    /// How plans name these GPUs, in the order in which they get layers. Empty: there is only one.
+    pub gpus: Vec<String>,
+    /// What they take of their memory beyond one GPU, because layers are split among them: it is no part of [`GpuCost::memory_bytes`].
+    pub gpu_split_bytes: f64,
+    /// Why a GPU that computes the model's layers is not used.
+    pub gpu_unused: Option<String>,
 }
 
 /// How reading from disk and a device's own computing slow each other. When both run at once, reading runs at the share d of its rate and
@@ -148,6 +170,13 @@ pub struct Overlap {
 }
 
 impl Device {
+    /// Memory that copies of weights to its GPU pass through, if there are any. It counts as taken then, whatever layers it has: whether there
+    /// is room for them there follows from those.
+    pub fn copying_bytes(&self) -> f64 {
+        let streamed = self.gpu.as_ref().and_then(|gpu| gpu.streamed);
+        streamed.map_or(0.0, |streamed| streamed.copying_bytes)
+    }
+
     /// At which experts are read where other weights are read at `disk`, in bytes per second.
     pub fn expert_rate(&self, disk: f64) -> f64 {
         self.expert_read_bytes_per_second.unwrap_or(disk)
@@ -201,10 +230,12 @@ pub struct GpuCost {
     pub layer: LayerCost,
     /// The GPU's own; `None` if memory is unified: then it counts against the device's memory.
     pub memory_bytes: Option<f64>,
-    /// To move an activation there and back, once per window.
+    /// To move an activation there and back, once per window, and per GPU.
     pub copy_seconds: f64,
     /// The device's `head_seconds` with the output head on this GPU. `None`: that is no gain, or it cannot be there.
     pub head_seconds: Option<f64>,
+    /// By how much a draft model's guess takes less on this GPU than in the device's `head_seconds`. `None`: as above.
+    pub guess_gained: Option<f64>,
     /// For layers on the CPU. `None`: that is no gain for a chunk of a prompt, or it cannot be done.
     pub streamed: Option<StreamedCost>,
 }
@@ -217,6 +248,8 @@ pub struct StreamedCost {
     pub chunk_seconds: f64,
     /// What two matrices (or all experts of two layers), and the keys and values of two layers for all the context, take there.
     pub room_bytes: f64,
+    /// What copies pass through, in the machine's memory.
+    pub copying_bytes: f64,
     /// The fewest rows of a pass that go there, of sequences that begin.
     pub from_rows: usize,
 }
@@ -230,12 +263,27 @@ pub struct HopCost {
     pub chunk_seconds: f64,
 }
 
+impl HopCost {
+    /// There is none: the two do not reach each other, and are neighbours in no ring.
+    pub const NO_WAY: Self = Self {
+        decode_seconds: f64::INFINITY,
+        chunk_seconds: f64::INFINITY,
+    };
+
+    /// Whether there is one.
+    pub fn is_way(&self) -> bool {
+        self.decode_seconds.is_finite()
+    }
+}
+
 /// What is asked for beside the documents.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub context_tokens: usize,
-    /// Requests that have a KV cache of the whole context at the same time.
+    /// Requests that are computed at the same time,
     pub concurrent_requests: usize,
+    /// and whole contexts for which there is memory, which they share.
+    pub kv_contexts: usize,
     pub prompt_tokens: usize,
     pub answer_tokens: usize,
     pub exclude: Vec<String>,
@@ -243,13 +291,17 @@ pub struct Options {
     /// The fewest machines of a ring. If it is more than one, each of them has a layer.
     pub min_nodes: usize,
     pub rank0: Option<String>,
+    /// Pairs of machines that do not reach each other, and so are neighbours in no ring. What was measured between them is of before.
+    pub apart: Vec<[String; 2]>,
     pub rounds: Option<usize>,
+    /// The most seconds from a request to its first token. Of the rings that keep to it, the one is planned that answers the request soonest.
+    pub first_token_seconds: Option<f64>,
     /// Type of numbers on the wire.
     pub activation_dtype: ActivationDtype,
     /// Type of numbers in the KV cache of layers that are not on a GPU.
     pub kv_dtype: KvDtype,
-    /// A small model that guesses, on rank 0's processor. For each token it computes at least one. How many guesses are right depends on the
-    /// text, so a plan promises what comes without a right one.
+    /// A small model that guesses, on rank 0's processor, or on its GPU where that has room. For each token it computes at least one. How many
+    /// guesses are right depends on the text, so a plan promises what comes without a right one.
     pub draft: Option<ModelProfileSpec>,
     /// Of the experts that tokens would lack if they chose all alike, the part that they do lack, as rings of this model measured it: more than 0,
     /// and 1 while nothing is known.
@@ -257,19 +309,32 @@ pub struct Options {
 }
 
 impl Options {
-    /// What a draft model takes at rank 0, in bytes.
+    /// What a draft model takes at rank 0 on the processor, in bytes.
     pub fn draft_bytes(&self) -> i64 {
-        let positions = self.context_tokens.saturating_mul(self.concurrent_requests);
         let draft = self.draft.as_ref();
-        draft.map_or(0, |draft| draft.whole_bytes(positions as i64))
+        draft.map_or(0, |draft| draft.whole_bytes(self.positions()))
+    }
+
+    /// The same on its GPU: bytes of the machine's memory, for rows of the embedding, and of the GPU's. What its passes take there is less than
+    /// what those of the model do.
+    pub fn draft_bytes_on_gpu(&self) -> (i64, i64) {
+        let Some(draft) = &self.draft else {
+            return (0, 0);
+        };
+        let kv = draft.whole_bytes(self.positions()) - draft.size_bytes;
+        let weights = bytes(&draft.layer_weights) + bytes(&draft.output_weights);
+        let rows = EMBEDDING_SHARE * draft.embedding_bytes as f64;
+        (rows as i64, kv.saturating_add(weights as i64))
+    }
+
+    /// Positions that all sequences together may have.
+    pub fn positions(&self) -> i64 {
+        (self.context_tokens as i64).saturating_mul(self.kv_contexts as i64)
     }
 
     /// The logits that rank 0 holds at a time, in bytes: of all rows of drafts, and of a row of each sequence.
     pub fn logits_bytes(&self, spec: &ModelProfileSpec) -> i64 {
-        let sequences = self
-            .concurrent_requests
-            .max(DEFAULT_CONCURRENT_REQUESTS as usize);
-        let rows = DRAFTED_ROWS.saturating_add(sequences) as i64;
+        let rows = DRAFTED_ROWS.saturating_add(self.concurrent_requests) as i64;
         let row = i64::from(spec.vocabulary_size) * size_of::<f32>() as i64;
         rows.saturating_mul(row)
     }
@@ -279,14 +344,17 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             context_tokens: 4096,
-            concurrent_requests: 1,
+            concurrent_requests: DEFAULT_CONCURRENT_REQUESTS as usize,
+            kv_contexts: 1,
             prompt_tokens: 512,
             answer_tokens: 256,
             exclude: Vec::new(),
             use_all: false,
             min_nodes: 1,
             rank0: None,
+            apart: Vec::new(),
             rounds: None,
+            first_token_seconds: None,
             activation_dtype: ActivationDtype::default(),
             kv_dtype: KvDtype::default(),
             draft: None,
@@ -336,19 +404,27 @@ pub enum InputError {
 
 /// A process with its vocabulary, its threads and its network buffers (measured: 19 MB of anonymous memory with SmolLM2).
 const PROCESS_BYTES: f64 = 24.0 * 1024.0 * 1024.0;
-/// Rows of activations that are held at once, and how many numbers each has in units of the hidden size: the widest buffers
-/// are the two of the feed-forward part, about four times as wide in most models, beside queries, keys, values and output.
-const BUFFER_ROWS: f64 = CHUNK_POSITIONS as f64;
+/// How many numbers a row of activations has, in units of the hidden size: the widest buffers are the two of the feed-forward part, about four times
+/// as wide in most models, beside queries, keys, values and output. The rows of a chunk are held at once. Where more come together, weights give way
+/// for as long.
 const BUFFER_WIDTHS: f64 = 16.0;
 /// The same for latent attention, whose queries are latents: several times as wide as heads are.
 const LATENT_BUFFER_WIDTHS: f64 = 32.0;
+/// What a GPU has for them beside: of each head two rows in the space of latents, and what goes in and comes out (184,000 numbers with the 128 heads
+/// and the 5120 numbers of DeepSeek-V2, which has most of them for its size).
+const GPU_LATENT_WIDTHS: f64 = 40.0;
 const LATENT_ATTENTION: &str = "latent-attention";
+/// Larger chunks than the usual ones that plans may have.
+const LARGER_CHUNKS: [usize; 2] = [2 * CHUNK_POSITIONS, MOST_CHUNK_POSITIONS];
+/// What a pass takes on a GPU beside its rows: what the parts of an attention find where few groups attend (of 512 rows and heads at most, in 32 parts,
+/// 258 numbers each, or of half as many to latents, 514 each: 17 MB), where blocks are, and what the driver rounds up.
+const GPU_PASS_BYTES: f64 = 24.0 * 1024.0 * 1024.0;
 /// What a GPU needs beside its own layers so that weights of others can pass through: room for two matrices (all experts of a layer are one), and for
 /// the keys and values of two layers that see all the context. What is not a matrix stays there.
 pub fn streaming_room(spec: &ModelProfileSpec, options: &Options) -> i64 {
-    let positions =
-        (options.context_tokens as i64).saturating_mul(options.concurrent_requests as i64);
-    let kv = spec.kv_bytes(KvDtype::F16).saturating_mul(positions);
+    let kv = spec
+        .kv_bytes(KvDtype::F16)
+        .saturating_mul(options.positions());
     let vectors = match spec.parts.iter().any(|part| part == EXPERT_BIASES) {
         true => bytes(&spec.layer_weights) * OF_EXPERT_BIASES,
         false => 0.0,
@@ -361,43 +437,81 @@ pub fn streaming_room(spec: &ModelProfileSpec, options: &Options) -> i64 {
 const EXPERT_BIASES: &str = "expert-biases";
 /// Bytes of experts' biases for each byte of weights (gpt-oss: a number of 4 bytes for each row of 2880 weights of 4.25 bits).
 const OF_EXPERT_BIASES: f64 = 0.003;
-/// Of memory that copies pass through.
-const PIECE_BYTES: f64 = (2 << 20) as f64;
-/// Matrices of a layer.
-const MATRICES: f64 = 8.0;
-/// The fewest rows of a pass for which weights are copied to a GPU. The tokens of some answers at once are fewer: they stay with the processor,
-/// which computes the same bits whatever comes together.
-const FEWEST_STREAMED_ROWS: f64 = 32.0;
 const HEAD_ROWS: f64 = GPU_HEAD_ROWS as f64;
 /// Activations in memory are F32, whatever the wire carries.
 const F32_BYTES: f64 = 4.0;
-/// A disk slower than this is not relied on (s_threshold in the paper).
-const SLOWEST_DISK: i64 = 50_000_000;
-/// So that no coefficient of the MILP is millions of times another.
-const SLOWEST_EXPERTS: i64 = 1_000_000;
 /// Embedding rows are read in random order; as many stay in memory as a long text has different words.
 const EMBEDDING_SHARE: f64 = 0.1;
 
 impl PlanningInput {
-    /// `links` lie in the NodeProfiles. Two machines of the same name are refused, also unmeasured or unusable ones.
+    /// Whether each device reaches each other one.
+    pub fn all_meet(&self) -> bool {
+        self.hops.iter().flatten().all(HopCost::is_way)
+    }
+
+    /// With chunks of the usual size. `links` lie in the NodeProfiles. Two machines of the same name are refused, also unmeasured or unusable ones.
     pub fn new(
+        model: &ModelProfile,
+        nodes: &[NodeProfile],
+        options: &Options,
+    ) -> Result<Self, InputError> {
+        Self::with_chunks_of(CHUNK_POSITIONS, model, nodes, options)
+    }
+
+    /// For each size of chunks that may be best, the usual one first. Larger ones spare copies of weights to a GPU. They take more memory, and of a
+    /// prompt that is cut less, fewer members compute at the same time. All agents have to read that a plan has them.
+    pub fn of_each_chunk_size(
+        model: &ModelProfile,
+        nodes: &[NodeProfile],
+        options: &Options,
+    ) -> Result<Vec<Self>, InputError> {
+        let mut inputs = vec![Self::new(model, nodes, options)?];
+        let (used, _) = usable(model, nodes, options)?;
+        let can_be_told = |node: &NodeProfile| {
+            let status = node.status.as_ref();
+            status.is_some_and(|status| status.reads_chunk_positions)
+        };
+        if !used.into_iter().all(can_be_told) {
+            return Ok(inputs);
+        }
+        // A prompt that is one chunk of half the size is cut no less.
+        let cut_less = |positions: &usize| positions / 2 < options.prompt_tokens;
+        for positions in LARGER_CHUNKS.into_iter().filter(cut_less) {
+            let input = Self::with_chunks_of(positions, model, nodes, options)?;
+            let streams = |device: &Device| {
+                let gpu = device.gpu.as_ref();
+                gpu.is_some_and(|gpu| gpu.streamed.is_some())
+            };
+            if input.devices.iter().any(streams) {
+                inputs.push(input);
+            }
+        }
+        Ok(inputs)
+    }
+
+    /// With chunks of so many positions, whether they are best or not.
+    pub fn with_chunks_of(
+        chunk_positions: usize,
         model: &ModelProfile,
         nodes: &[NodeProfile],
         options: &Options,
     ) -> Result<Self, InputError> {
         check_bounds(model, options)?;
         let (used, left_out) = usable(model, nodes, options)?;
-        let devices = used
-            .iter()
-            .map(|node| device(model, node, options))
-            .collect::<Result<Vec<_>, _>>()?;
         let workload = Workload {
             prompt_tokens: options.prompt_tokens,
             answer_tokens: options.answer_tokens,
-            chunk_tokens: CHUNK_POSITIONS.min(options.prompt_tokens),
+            chunk_tokens: chunk_positions.min(options.prompt_tokens),
         };
-        let model = planned_model(model, options);
-        let hops = hops(&used, model.activation_bytes, workload.chunk_tokens)?;
+        let windowed_sequences = windowed_sequences(&model.spec, used.iter().copied(), options);
+        let sizes = planned_model(model, windowed_sequences, chunk_positions, options);
+        let devices = used
+            .iter()
+            .map(|node| device(model, &sizes, &workload, node, options))
+            .collect::<Result<Vec<_>, _>>()?;
+        let model = sizes;
+        let mut hops = hops(&used, model.activation_bytes, workload.chunk_tokens)?;
+        keep_apart(&mut hops, &devices, &options.apart);
         let rank0 = rank0(&devices, options)?;
         if options.use_all && devices.len() > model.layers {
             return Err(InputError::Range {
@@ -416,11 +530,15 @@ impl PlanningInput {
         }
         Ok(Self {
             model,
+            kv_contexts: options.kv_contexts,
+            windowed_sequences,
+            chunk_positions,
             workload,
             devices,
             hops,
             rank0,
             rounds: options.rounds,
+            first_token_seconds: options.first_token_seconds,
             fewest: options.min_nodes,
             left_out,
         })
@@ -432,6 +550,7 @@ fn check_bounds(model: &ModelProfile, options: &Options) -> Result<(), InputErro
     for (option, found, most) in [
         ("--context", options.context_tokens, 1 << 24),
         ("--concurrency", options.concurrent_requests, 4096),
+        ("--concurrency", options.kv_contexts, 4096),
         ("--prompt", options.prompt_tokens, 1 << 24),
         ("--answer", options.answer_tokens, 1 << 24),
         ("--rounds", options.rounds.unwrap_or(1), layers),
@@ -500,25 +619,49 @@ fn usable<'a>(
     }
 }
 
-fn planned_model(model: &ModelProfile, options: &Options) -> ModelSizes {
+/// For how many long sequences each context of a ring of these machines has memory in layers with windows. Where a machine's agent could not be
+/// told, as many as such agents count on.
+pub fn windowed_sequences<'a>(
+    model: &ModelProfileSpec,
+    mut nodes: impl Iterator<Item = &'a NodeProfile>,
+    options: &Options,
+) -> usize {
+    let can_be_told = |node: &NodeProfile| {
+        let status = node.status.as_ref();
+        status.is_some_and(|status| status.reads_windowed_sequences)
+    };
+    match nodes.all(can_be_told) {
+        true => model.windowed_sequences(options.concurrent_requests, options.kv_contexts),
+        false => USUAL_WINDOWED_SEQUENCES as usize,
+    }
+}
+
+fn planned_model(
+    model: &ModelProfile,
+    windowed_sequences: usize,
+    chunk_positions: usize,
+    options: &Options,
+) -> ModelSizes {
     let spec = &model.spec;
-    let kept = spec.kept_positions(options.context_tokens);
+    let kept = spec.kept_positions(options.context_tokens, windowed_sequences, chunk_positions);
     let kept = kept.iter().map(|&positions| positions as f64);
     let mean = kept.clone().sum::<f64>() / f64::from(spec.layers);
     let kv_bytes = |dtype: KvDtype| {
-        let requests = options.concurrent_requests as f64;
-        spec.kv_bytes(dtype) as f64 * mean * requests
+        let contexts = options.kv_contexts as f64;
+        spec.kv_bytes(dtype) as f64 * mean * contexts
     };
     let alike = kept.clone().all(|positions| positions == mean);
-    let latent = spec.parts.iter().any(|part| part == LATENT_ATTENTION);
-    let widths = if latent {
-        LATENT_BUFFER_WIDTHS
-    } else {
-        BUFFER_WIDTHS
+    let widths = match has_latents(spec) {
+        true => LATENT_BUFFER_WIDTHS,
+        false => BUFFER_WIDTHS,
     };
     let row = widths * f64::from(spec.hidden_size) + expert_numbers(spec);
-    let buffer_bytes = PROCESS_BYTES + BUFFER_ROWS * row * F32_BYTES;
+    let buffer_bytes = PROCESS_BYTES + chunk_positions as f64 * row * F32_BYTES;
+    // There is room for the rows of any pass, since nothing gives way there.
+    let gpu_rows = MOST_BATCH_ROWS.max(chunk_positions) as f64;
     let output_bytes = bytes(&spec.output_weights);
+    let draft_bytes = options.draft_bytes();
+    let (draft_rows, gpu_draft_bytes) = options.draft_bytes_on_gpu();
     ModelSizes {
         name: model.metadata.name.clone(),
         layers: spec.layers as usize,
@@ -536,10 +679,12 @@ fn planned_model(model: &ModelProfile, options: &Options) -> ModelSizes {
         head_bytes: output_bytes + EMBEDDING_SHARE * spec.embedding_bytes as f64,
         output_bytes,
         gpu_output_bytes: output_bytes + HEAD_ROWS * F32_BYTES * f64::from(spec.vocabulary_size),
-        rank0_bytes: (options.logits_bytes(spec) + options.draft_bytes()) as f64,
+        rank0_bytes: (options.logits_bytes(spec) + draft_bytes) as f64,
+        draft_moved_bytes: (draft_bytes - draft_rows) as f64,
+        gpu_draft_bytes: gpu_draft_bytes as f64,
         buffer_bytes,
         gpu_layer_kv_bytes: kv_bytes(KvDtype::F16),
-        gpu_buffer_bytes: buffer_bytes,
+        gpu_buffer_bytes: GPU_PASS_BYTES + gpu_rows * gpu_row_numbers(spec) * F32_BYTES,
         activation_bytes: (options.activation_dtype.bytes() * spec.hidden_size as usize) as f64,
     }
 }
@@ -558,6 +703,23 @@ fn expert_numbers(spec: &ModelProfileSpec) -> f64 {
     2.0 * f64::from(spec.experts_per_token) * (hidden + width)
 }
 
+/// Numbers that a GPU has for a row, at most: three activations; what matrices make of an activation, and make one of (each has as many weights for
+/// every number of an activation); and those of experts and latents.
+fn gpu_row_numbers(spec: &ModelProfileSpec) -> f64 {
+    let hidden = f64::from(spec.hidden_size);
+    let weights = |of: &[FormatWeights]| of.iter().map(|one| one.weights as f64).sum::<f64>();
+    let for_all_rows = weights(&spec.layer_weights) - weights(&spec.expert_weights);
+    let latents = match has_latents(spec) {
+        true => GPU_LATENT_WIDTHS * hidden,
+        false => 0.0,
+    };
+    3.0 * hidden + for_all_rows / f64::from(spec.layers) / hidden + expert_numbers(spec) + latents
+}
+
+fn has_latents(spec: &ModelProfileSpec) -> bool {
+    spec.parts.iter().any(|part| part == LATENT_ATTENTION)
+}
+
 fn rank0(devices: &[Device], options: &Options) -> Result<Option<usize>, InputError> {
     let Some(name) = &options.rank0 else {
         return Ok(None);
@@ -571,262 +733,19 @@ fn rank0(devices: &[Device], options: &Options) -> Result<Option<usize>, InputEr
     }
 }
 
+/// Leaves no way between machines of a pair. One that is not planned with needs none.
+fn keep_apart(hops: &mut [Vec<HopCost>], devices: &[Device], pairs: &[[String; 2]]) {
+    let index = |name: &String| devices.iter().position(|device| device.name == *name);
+    for [one, other] in pairs {
+        if let (Some(one), Some(other)) = (index(one), index(other)) {
+            hops[one][other] = HopCost::NO_WAY;
+            hops[other][one] = HopCost::NO_WAY;
+        }
+    }
+}
+
 fn name_of(node: &NodeProfile) -> String {
     node.metadata.name.clone().unwrap_or_default()
-}
-
-fn device(
-    model: &ModelProfile,
-    node: &NodeProfile,
-    options: &Options,
-) -> Result<Device, InputError> {
-    let name = name_of(node);
-    let Some(status) = &node.status else {
-        return Err(InputError::NotMeasured { name });
-    };
-    let spec = &model.spec;
-    let (cpu, memory, disk) = (&status.cpu, &status.memory, &status.disk);
-    let processor = |kv_dtype| Part {
-        throughput: &cpu.throughput,
-        kv_dtype,
-        layer_overhead_nanoseconds: cpu.layer_overhead_nanoseconds,
-        kv_append_bytes_per_second: memory.kv_append_bytes_per_second,
-        read_bytes_per_second: memory.read_bytes_per_second,
-    };
-    let cpu_layer = processor(options.kv_dtype).layer_cost(&name, spec, options)?;
-    let (output, _) = seconds(&name, &cpu.throughput, &spec.output_weights)?;
-    let guess = match &options.draft {
-        Some(draft) => {
-            let layer = processor(KvDtype::F16).layer_cost(&name, draft, options)?;
-            let (head, _) = seconds(&name, &cpu.throughput, &draft.output_weights)?;
-            f64::from(draft.layers) * layer.decode_seconds + head
-        }
-        None => 0.0,
-    };
-    let gpu = status.gpu_for(spec);
-    Ok(Device {
-        required: options.use_all,
-        memory_bytes: node.spec.left_to_ring(status, spec) as f64,
-        memory_rule: match gpu {
-            Some((GpuBackend::Metal, _)) => MemoryRule::AllOrNothing,
-            _ => MemoryRule::Overflow,
-        },
-        disk_bytes_per_second: disk_rate(&node.spec, status),
-        expert_read_bytes_per_second: expert_rate(status),
-        overlap: Overlap::new(
-            f64::from(disk.compute_while_reading_percent) / 100.0,
-            f64::from(disk.read_while_computing_percent) / 100.0,
-        ),
-        cpu: cpu_layer,
-        head_seconds: output + guess,
-        gpu: match gpu {
-            Some((_, measured)) => {
-                let gpu = gpu_device(&name, measured, spec, options)?;
-                Some(GpuCost {
-                    head_seconds: gpu_output_seconds(&name, measured, spec)
-                        .filter(|on_gpu| *on_gpu < output)
-                        .map(|on_gpu| on_gpu + guess),
-                    streamed: streamed(spec, options, cpu_layer, (&gpu, measured)),
-                    ..gpu
-                })
-            }
-            None => None,
-        },
-        name,
-    })
-}
-
-/// In bytes per second; `None` if weights may not be streamed from it.
-fn disk_rate(owner: &NodeProfileSpec, status: &NodeProfileStatus) -> Option<f64> {
-    // macOS reads in random order what its page cache lost; Linux is advised to read in order.
-    let rate = match status.system.os {
-        Os::Linux | Os::Android => status.disk.sequential_read_bytes_per_second,
-        Os::MacOs => status.disk.random_read_bytes_per_second,
-    };
-    let allowed = owner.disk_allowed.unwrap_or(true) && rate >= SLOWEST_DISK;
-    allowed.then_some(rate as f64)
-}
-
-/// In bytes per second; `None`: as other weights.
-fn expert_rate(status: &NodeProfileStatus) -> Option<f64> {
-    match status.system.os {
-        Os::Linux | Os::Android => {
-            let rate = status.disk.expert_read_bytes_per_second?;
-            Some(rate.max(SLOWEST_EXPERTS) as f64)
-        }
-        // The page cache cannot be emptied there, and was measured.
-        Os::MacOs => None,
-    }
-}
-
-fn gpu_device(
-    name: &str,
-    measured: &GpuMeasurements,
-    model: &ModelProfileSpec,
-    options: &Options,
-) -> Result<GpuCost, InputError> {
-    let layer = Part {
-        throughput: &measured.throughput,
-        kv_dtype: KvDtype::F16,
-        layer_overhead_nanoseconds: measured.layer_overhead_nanoseconds,
-        kv_append_bytes_per_second: measured.kv_append_bytes_per_second,
-        read_bytes_per_second: measured.read_bytes_per_second,
-    };
-    Ok(GpuCost {
-        layer: layer.layer_cost(name, model, options)?,
-        memory_bytes: measured.own_available_bytes().map(|bytes| bytes as f64),
-        copy_seconds: match measured.unified_memory {
-            true => 0.0,
-            false => copy_seconds(measured, model.hidden_size, model.hidden_size),
-        },
-        head_seconds: None,
-        streamed: None,
-    })
-}
-
-/// What it takes to copy layers' weights to a GPU for each chunk of a prompt. `None` where that is no gain, and where the GPU shares the
-/// machine's memory.
-fn streamed(
-    spec: &ModelProfileSpec,
-    options: &Options,
-    cpu: LayerCost,
-    (gpu, measured): (&GpuCost, &GpuMeasurements),
-) -> Option<StreamedCost> {
-    gpu.memory_bytes.filter(|_| measured.streams_weights)?;
-    let to_gpu = measured.to_gpu_bytes_per_second as f64;
-    let rows = CHUNK_POSITIONS.min(options.prompt_tokens) as f64;
-    // Each matrix is waited for, and the first piece of the next is made ready only then.
-    let wait = 2.0 * measured.copy_overhead_nanoseconds as f64 / 1e9 + PIECE_BYTES / to_gpu;
-    // Half of the prompt is there on average, and crosses, too.
-    let positions = spec.seen_positions(options.prompt_tokens as f64 / 2.0);
-    let kv = spec.kv_bytes(KvDtype::F16) as f64 * positions;
-    let weights = spec.layer_bytes() as f64 / to_gpu + MATRICES * wait;
-    let copied = weights + kv / to_gpu;
-    // While one is computed with, the next is copied.
-    let chunk_seconds = copied.max(rows * gpu.layer.prefill_seconds);
-    let from_rows = (weights / cpu.prefill_seconds)
-        .ceil()
-        .max(FEWEST_STREAMED_ROWS);
-    let pays = rows >= from_rows && chunk_seconds < rows * cpu.prefill_seconds;
-    pays.then_some(StreamedCost {
-        chunk_seconds,
-        room_bytes: streaming_room(spec, options) as f64,
-        from_rows: from_rows as usize,
-    })
-}
-
-/// The output head for one position, with its copies. `None` where the GPU lacks kernels for it, and where it shares the machine's memory, which
-/// it reads no faster than the processor does.
-fn gpu_output_seconds(
-    name: &str,
-    measured: &GpuMeasurements,
-    model: &ModelProfileSpec,
-) -> Option<f64> {
-    measured.own_available_bytes()?;
-    let (output, _) = seconds(name, &measured.throughput, &model.output_weights).ok()?;
-    Some(output + copy_seconds(measured, model.hidden_size, model.vocabulary_size))
-}
-
-/// To copy so many numbers there, and so many back.
-fn copy_seconds(measured: &GpuMeasurements, there: i32, back: i32) -> f64 {
-    F32_BYTES * f64::from(there) / measured.to_gpu_bytes_per_second as f64
-        + F32_BYTES * f64::from(back) / measured.from_gpu_bytes_per_second as f64
-        + 2.0 * measured.copy_overhead_nanoseconds as f64 / 1e9
-}
-
-/// What was measured of a CPU or GPU that runs layers.
-struct Part<'a> {
-    throughput: &'a [Throughput],
-    kv_dtype: KvDtype,
-    layer_overhead_nanoseconds: i64,
-    kv_append_bytes_per_second: i64,
-    read_bytes_per_second: i64,
-}
-
-impl Part<'_> {
-    fn layer_cost(
-        &self,
-        name: &str,
-        model: &ModelProfileSpec,
-        options: &Options,
-    ) -> Result<LayerCost, InputError> {
-        let layers = f64::from(model.layers);
-        let (decode, prefill) = seconds(name, self.throughput, &model.used_weights())?;
-        let kv_position = model.kv_bytes(self.kv_dtype) as f64;
-        let kv_append = kv_position / self.kv_append_bytes_per_second as f64;
-        // Half of the answer is there when its middle token is computed.
-        let middle = options.prompt_tokens as f64 + options.answer_tokens as f64 / 2.0;
-        Ok(LayerCost {
-            decode_seconds: decode / layers
-                + self.layer_overhead_nanoseconds as f64 / 1e9
-                + kv_append
-                + kv_position * model.seen_positions(middle) / self.read_bytes_per_second as f64,
-            prefill_seconds: prefill / layers + kv_append,
-        })
-    }
-}
-
-/// Seconds to multiply all of `weights` with one position, alone and as one of many.
-fn seconds(
-    name: &str,
-    throughput: &[Throughput],
-    weights: &[FormatWeights],
-) -> Result<(f64, f64), InputError> {
-    let mut sum = (0.0, 0.0);
-    for one in weights {
-        let rate = throughput
-            .iter()
-            .find(|rate| rate.format == one.format)
-            .ok_or_else(|| InputError::Format {
-                name: name.to_owned(),
-                format: one.format.clone(),
-            })?;
-        sum.0 += one.bytes as f64 / rate.decode_bytes_per_second as f64;
-        sum.1 += 2.0 * one.weights as f64 / rate.prefill_flop_per_second as f64;
-    }
-    Ok(sum)
-}
-
-/// From each machine to each.
-fn hops(
-    nodes: &[&NodeProfile],
-    activation_bytes: f64,
-    chunk_tokens: usize,
-) -> Result<Vec<Vec<HopCost>>, InputError> {
-    let names: Vec<String> = nodes.iter().map(|node| name_of(node)).collect();
-    let from_one = |from: &NodeProfile| {
-        let own = name_of(from);
-        let hops = names.iter().map(|to| match *to == own {
-            true => Ok(HopCost {
-                decode_seconds: 0.0,
-                chunk_seconds: 0.0,
-            }),
-            false => hop(from, to, activation_bytes, chunk_tokens),
-        });
-        hops.collect()
-    };
-    nodes.iter().map(|from| from_one(from)).collect()
-}
-
-fn hop(
-    from: &NodeProfile,
-    to: &str,
-    activation_bytes: f64,
-    chunk_tokens: usize,
-) -> Result<HopCost, InputError> {
-    let mut links = from.status.iter().flat_map(|status| &status.links);
-    let link = links
-        .find(|link| link.to == to)
-        .ok_or_else(|| InputError::Link {
-            from: name_of(from),
-            to: to.to_owned(),
-        })?;
-    let latency = link.latency_nanoseconds as f64 / 1e9;
-    let per_position = activation_bytes / link.bytes_per_second as f64;
-    Ok(HopCost {
-        decode_seconds: latency + per_position,
-        chunk_seconds: latency + per_position * chunk_tokens as f64,
-    })
 }
 
 fn bytes(weights: &[FormatWeights]) -> f64 {

@@ -23,12 +23,14 @@
 //! - Experts that memory lacks are read at a rate of their own, and nothing hides that: which are needed is not known before. Meanwhile nothing else
 //!   is read ahead.
 //! - A prompt is computed in chunks, one behind the other: the first takes as long as all members together, and every further one as long
-//!   as the slowest member. A member reads its overflow once per chunk, overlapped with its own work in the same way.
+//!   as the slowest member. A member reads its overflow once per chunk, overlapped with its own work in the same way. How large chunks are is no
+//!   part of an assignment: rings are searched for with each size ([`plan_ring`](crate::plan::plan_ring)).
 //! - A hop costs latency and payload, for every member in every round, unless the ring has one member.
-//! - Rank 0's output head is on its GPU where its layers leave room ([`MemberLatency::output_head_on_gpu`]).
+//! - Rank 0's output head and draft model are on its GPU where its layers leave room ([`MemberLatency::output_head_on_gpu`],
+//!   [`MemberLatency::draft_on_gpu`]).
 //! - Where a GPU has room for two matrices more, and for the keys and values of two layers, it computes a prompt's chunks through the layers on
 //!   the CPU, too ([`MemberLatency::gpu_from_rows`]). A layer takes as long as its weights take to get there, or as the GPU computes, if that
-//!   is longer. A last chunk that is part full costs a whole copy, which is not counted.
+//!   is longer. A last chunk that is part full costs a whole copy, which is not counted. Copies pass through some of the machine's memory.
 
 use std::ops::Range;
 
@@ -106,6 +108,7 @@ pub struct MemberLatency {
     /// Of both, for KV caches.
     pub kv_bytes: f64,
     pub output_head_on_gpu: bool,
+    pub draft_on_gpu: bool,
     /// From so many rows of a pass on, layers on the CPU are computed on the GPU. `None`: they never are.
     pub gpu_from_rows: Option<usize>,
 }
@@ -137,7 +140,7 @@ pub enum Violation {
         device: usize,
         missing_bytes: f64,
     },
-    /// KV cache, buffers, a draft model, and layers of a GPU that shares the memory, which are not read from disk.
+    /// KV cache, buffers, a draft model, and what a GPU that shares the memory has there, which are not read from disk.
     Memory {
         device: usize,
         missing_bytes: f64,
@@ -146,6 +149,15 @@ pub enum Violation {
     Disk {
         device: usize,
         missing_bytes: f64,
+    },
+    /// The first token comes later than it may.
+    FirstToken {
+        excess_seconds: f64,
+    },
+    /// Two neighbours do not reach each other.
+    NoWay {
+        from: usize,
+        to: usize,
     },
 }
 
@@ -156,36 +168,64 @@ pub fn request_seconds(input: &PlanningInput, latency: &Latency) -> f64 {
 
 /// Predicts `assignment`, whose shares must cover all layers and whose ring holds each device with layers once.
 pub fn predict(input: &PlanningInput, assignment: &Assignment) -> Result<Latency, Violation> {
-    let rank0 = &input.devices[assignment.ring[0]];
-    let latency = predict_with(input, assignment, GpuExtra::Streamed);
-    let gpu = rank0.gpu.as_ref();
-    if gpu.is_none_or(|gpu| gpu.streamed.is_none() || gpu.head_seconds.is_none()) {
-        return latency;
-    }
-    // It may have room for either only. The head then takes no memory of the machine.
-    match (latency, predict_with(input, assignment, GpuExtra::Head)) {
-        (Ok(latency), Ok(other)) => {
-            let better = request_seconds(input, &other) < request_seconds(input, &latency);
-            Ok(if better { other } else { latency })
+    type Predicted = Result<Latency, Violation>;
+    let better = |one: Predicted, other: Predicted| match (one, other) {
+        (Ok(one), Ok(other)) => {
+            let is_faster = request_seconds(input, &other) < request_seconds(input, &one);
+            Ok(if is_faster { other } else { one })
         }
         (Err(_), Ok(other)) => Ok(other),
-        (latency, Err(_)) => latency,
-    }
+        (one, Err(_)) => one,
+    };
+    let first = predict_with(input, assignment, &ORDERS[0]);
+    let others = other_orders(&input.devices[assignment.ring[0]]).iter();
+    others
+        .map(|order| predict_with(input, assignment, order))
+        .fold(first, better)
 }
 
-/// What comes first where a GPU's layers leave room.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// What a GPU does beside its layers, where these leave room.
 enum GpuExtra {
     /// Layers on the CPU that are copied there for passes of many rows.
     Streamed,
     /// Rank 0's output head.
     Head,
+    /// Rank 0's draft model.
+    Draft,
+}
+
+/// What comes first, and what comes where that leaves room, too.
+type Order = [GpuExtra; 3];
+
+static ORDERS: [Order; 6] = {
+    use GpuExtra::{Draft, Head, Streamed};
+    [
+        [Streamed, Head, Draft],
+        [Head, Streamed, Draft],
+        [Streamed, Draft, Head],
+        [Head, Draft, Streamed],
+        [Draft, Streamed, Head],
+        [Draft, Head, Streamed],
+    ]
+};
+
+/// Those that may come to something else than the first on rank 0's GPU.
+fn other_orders(rank0: &Device) -> &'static [Order] {
+    let Some(gpu) = &rank0.gpu else {
+        return &[];
+    };
+    let (streams, head) = (gpu.streamed.is_some(), gpu.head_seconds.is_some());
+    match gpu.guess_gained {
+        Some(_) if streams || head => &ORDERS[1..],
+        None if streams && head => &ORDERS[1..2],
+        _ => &[],
+    }
 }
 
 fn predict_with(
     input: &PlanningInput,
     assignment: &Assignment,
-    first: GpuExtra,
+    order: &Order,
 ) -> Result<Latency, Violation> {
     let rounds = assignment.rounds as f64;
     let mut members = Vec::with_capacity(assignment.ring.len());
@@ -194,11 +234,17 @@ fn predict_with(
         let next = assignment.ring[(rank + 1) % assignment.ring.len()];
         let share = assignment.shares[index];
         let device = &input.devices[index];
-        let extras = gpu_extras(&input.model, device, share, kv, rank == 0, first);
+        let extras = gpu_extras(&input.model, device, share, kv, rank == 0, order);
         let mut member = work(input, index, share, rank == 0, rounds, extras);
         memory(input, index, share, kv, rank == 0, &mut member)?;
         if assignment.ring.len() > 1 {
             let hop = input.hops[index][next];
+            if !hop.is_way() {
+                return Err(Violation::NoWay {
+                    from: index,
+                    to: next,
+                });
+            }
             member.hop_seconds = rounds * hop.decode_seconds;
             member.chunk_seconds += rounds * hop.chunk_seconds;
         }
@@ -225,12 +271,23 @@ fn predict_with(
         .map(|member| member.chunk_seconds)
         .fold(0.0, f64::max);
     let traversal: f64 = members.iter().map(|member| member.chunk_seconds).sum();
+    let prompt_seconds = traversal + (chunks(input) - 1.0) * slowest + members[0].head_seconds;
+    if let Some(most) = input.first_token_seconds
+        && prompt_seconds > most * ROUNDED_UP
+    {
+        return Err(Violation::FirstToken {
+            excess_seconds: prompt_seconds - most,
+        });
+    }
     Ok(Latency {
         token_seconds,
-        prompt_seconds: traversal + (chunks(input) - 1.0) * slowest + members[0].head_seconds,
+        prompt_seconds,
         members,
     })
 }
+
+/// A solver keeps to a bound up to rounding.
+const ROUNDED_UP: f64 = 1.0 + 1e-5;
 
 /// What the KV caches of a member's layers take.
 #[derive(Clone, Copy)]
@@ -276,21 +333,24 @@ fn work(
     share: LayerShare,
     is_rank0: bool,
     rounds: f64,
-    (streamed, on_gpu): (Option<StreamedCost>, Option<f64>),
+    extras: Extras,
 ) -> MemberLatency {
     let device = &input.devices[index];
     let chunk = input.workload.chunk_tokens as f64;
     let (cpu_layers, gpu_layers) = (share.cpu_layers as f64, share.gpu_layers as f64);
     let mut member = MemberLatency {
         cpu_seconds: cpu_layers * device.cpu.decode_seconds,
-        head_seconds: match (is_rank0, on_gpu) {
-            (false, _) => 0.0,
-            (true, Some(on_gpu)) => on_gpu,
-            (true, None) => device.head_seconds,
+        head_seconds: match is_rank0 {
+            false => 0.0,
+            true => {
+                let head = extras.head_seconds.unwrap_or(device.head_seconds);
+                head - extras.guess_gained.unwrap_or(0.0)
+            }
         },
-        output_head_on_gpu: on_gpu.is_some(),
-        gpu_from_rows: streamed.map(|streamed| streamed.from_rows),
-        chunk_seconds: match streamed {
+        output_head_on_gpu: extras.head_seconds.is_some(),
+        draft_on_gpu: extras.guess_gained.is_some(),
+        gpu_from_rows: extras.streamed.map(|streamed| streamed.from_rows),
+        chunk_seconds: match extras.streamed {
             Some(streamed) => cpu_layers * streamed.chunk_seconds,
             None => chunk * cpu_layers * device.cpu.prefill_seconds,
         },
@@ -305,48 +365,57 @@ fn work(
     member
 }
 
-/// What a GPU does beside its layers: what a chunk takes of layers on the CPU if they are copied there for it, and what a token takes of rank 0's
-/// output head if it is there. Both follow from the layers, so that searches choose layers only: where these leave room, both are faster there,
-/// and the head takes no memory of the machine. A layer that gives way to the head loses what the head gains, byte by byte.
+/// What a GPU does beside its layers. All of it follows from the layers, so that searches choose layers only: where these leave room, it is faster
+/// there, and head and draft model take no memory of the machine. A layer that gives way to the head loses what the head gains, byte by byte.
+#[derive(Clone, Copy, Default)]
+struct Extras {
+    /// What a chunk takes of layers on the CPU that are copied there for it.
+    streamed: Option<StreamedCost>,
+    /// What a token takes of rank 0's output head (and of a guess on the CPU).
+    head_seconds: Option<f64>,
+    /// What a guess takes less.
+    guess_gained: Option<f64>,
+}
+
 fn gpu_extras(
     model: &ModelSizes,
     device: &Device,
     share: LayerShare,
     kv: KvBytes,
     is_rank0: bool,
-    first: GpuExtra,
-) -> (Option<StreamedCost>, Option<f64>) {
+    order: &Order,
+) -> Extras {
+    let mut extras = Extras::default();
     let Some((gpu, available)) = device
         .gpu
         .as_ref()
         .and_then(|gpu| Some((gpu, gpu.memory_bytes?)))
     else {
-        return (None, None);
+        return extras;
     };
     let mut room = available - gpu_layers_bytes(model, share, kv);
-    let mut streamed = None;
-    let mut head = None;
-    let extras = match first {
-        GpuExtra::Streamed => [GpuExtra::Streamed, GpuExtra::Head],
-        GpuExtra::Head => [GpuExtra::Head, GpuExtra::Streamed],
-    };
-    for extra in extras {
-        match extra {
+    let comes = is_rank0 && share.gpu_layers > 0;
+    for extra in order {
+        let taken = match extra {
             GpuExtra::Streamed => {
                 let wanted = gpu.streamed.filter(|_| share.cpu_layers > 0);
-                streamed = wanted.filter(|streamed| streamed.room_bytes <= room);
-                room -= streamed.map_or(0.0, |streamed| streamed.room_bytes);
+                extras.streamed = wanted.filter(|streamed| streamed.room_bytes <= room);
+                extras.streamed.map(|streamed| streamed.room_bytes)
             }
             GpuExtra::Head => {
-                let wanted = gpu
-                    .head_seconds
-                    .filter(|_| is_rank0 && share.gpu_layers > 0);
-                head = wanted.filter(|_| model.gpu_output_bytes <= room);
-                room -= head.map_or(0.0, |_| model.gpu_output_bytes);
+                let wanted = gpu.head_seconds.filter(|_| comes);
+                extras.head_seconds = wanted.filter(|_| model.gpu_output_bytes <= room);
+                extras.head_seconds.map(|_| model.gpu_output_bytes)
             }
-        }
+            GpuExtra::Draft => {
+                let wanted = gpu.guess_gained.filter(|_| comes);
+                extras.guess_gained = wanted.filter(|_| model.gpu_draft_bytes <= room);
+                extras.guess_gained.map(|_| model.gpu_draft_bytes)
+            }
+        };
+        room -= taken.unwrap_or(0.0);
     }
-    (streamed, head)
+    extras
 }
 
 /// What layers take of a GPU's own memory.
@@ -368,7 +437,7 @@ fn memory(
     let missing = |bytes: f64| (bytes > SLACK_BYTES).then_some(bytes);
     let mut layers = share.cpu_layers as f64;
     let mut kv_here = kv.on_cpu;
-    let mut copied = 0.0;
+    let mut shared = 0.0;
     member.kv_bytes = kv.on_cpu + kv.on_gpu;
     if share.gpu_layers > 0 {
         let gpu_layers = share.gpu_layers as f64;
@@ -380,8 +449,10 @@ fn memory(
                 kv_here += kv.on_gpu;
                 match device.memory_rule {
                     MemoryRule::AllOrNothing => layers += gpu_layers,
-                    // What was copied for a GPU cannot be read again.
-                    MemoryRule::Overflow => copied = gpu_layers * model.layer_bytes,
+                    // What was copied for a GPU cannot be read again, and its passes take memory.
+                    MemoryRule::Overflow => {
+                        shared = gpu_layers * model.layer_bytes + model.gpu_buffer_bytes;
+                    }
                 }
             }
             Some(GpuCost {
@@ -391,6 +462,9 @@ fn memory(
                 member.gpu_memory_bytes = gpu_layers_bytes(model, share, kv);
                 if member.output_head_on_gpu {
                     member.gpu_memory_bytes += model.gpu_output_bytes;
+                }
+                if member.draft_on_gpu {
+                    member.gpu_memory_bytes += model.gpu_draft_bytes;
                 }
                 if let Some(missing_bytes) = missing(member.gpu_memory_bytes - available) {
                     return Err(Violation::GpuMemory {
@@ -409,15 +483,18 @@ fn memory(
         }
         member.gpu_memory_bytes += streamed.room_bytes;
     }
-    let (mut head, draft) = match is_rank0 {
+    let (mut head, mut stays) = match is_rank0 {
         true => (model.head_bytes, model.rank0_bytes),
         false => (0.0, 0.0),
     };
     if member.output_head_on_gpu {
         head -= model.output_bytes;
     }
+    if member.draft_on_gpu {
+        stays -= model.draft_moved_bytes;
+    }
     let weights = layers * model.layer_bytes + head;
-    let fixed = kv_here + copied + draft + model.buffer_bytes;
+    let fixed = kv_here + shared + stays + model.buffer_bytes + device.copying_bytes();
     member.memory_bytes = weights + fixed;
     if let Some(missing_bytes) = missing(fixed - device.memory_bytes) {
         return Err(Violation::Memory {

@@ -33,4 +33,4 @@ pub mod search;
 pub mod windows;
 
 pub use input::{InputError, Options, PlanningInput};
-pub use plan::{Plan, PlanError, PlanReport, plan};
+pub use plan::{Plan, PlanError, PlanReport, plan, plan_ring};

@@ -7,7 +7,7 @@
 //! | --- | --- | --- |
 //! | u, r | `takes_part`, `is_rank0` | each device |
 //! | x, n, g | `cpu_layers`, `gpu_layers`, `uses_gpu` | each device |
-//! | h | `gpu_head`: rank 0's output head is on its GPU | each device |
+//! | h, d | `gpu_head`, `gpu_draft`: rank 0's output head, and its draft model, are on its GPU | each device |
 //! | s, v | `streams`, `streamed`: chunks of a prompt are on its GPU through so many of the layers on the CPU | each device |
 //! | o, B, A | `overflow`, `buffer`, `ahead` (read ahead in a round) | each device |
 //! | z, e | `stall` of a round, `chunk_stall` | each device |

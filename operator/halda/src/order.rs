@@ -4,6 +4,8 @@ use crate::input::PlanningInput;
 
 /// Rings up to this size are ordered exactly: 12 members are 24 thousand states.
 pub const EXACT: usize = 12;
+/// What a hop counts for where there is no way: the fewer of these, the better, whatever else an order costs.
+const NO_WAY_SECONDS: f64 = 1e9;
 
 /// `ring` in the order in which the hops of an answer's tokens and of a prompt's chunks, in `rounds` rounds, cost least together. Its first
 /// device stays first. Held and Karp's dynamic program; beyond [`EXACT`] members, 2-opt from the order given.
@@ -11,7 +13,10 @@ pub fn cheapest(input: &PlanningInput, ring: &[usize], rounds: usize) -> Vec<usi
     let cost = |from: usize, to: usize| {
         let hop = input.hops[from][to];
         let answer = input.workload.answer_tokens as f64;
-        rounds as f64 * (answer * hop.decode_seconds + hop.chunk_seconds)
+        match hop.is_way() {
+            true => rounds as f64 * (answer * hop.decode_seconds + hop.chunk_seconds),
+            false => NO_WAY_SECONDS,
+        }
     };
     match ring.len() {
         0..=2 => ring.to_vec(),

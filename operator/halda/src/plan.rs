@@ -1,22 +1,29 @@
 //! The answer and its reasons: which member runs which layers, what that is predicted to take and why, what was left out, and what would
-//! change it. All decisions are `search`'s; it is asked again for every "what if".
+//! change it. All decisions are `search`'s; it is asked again for every "what if". `no_ring` says why there is none.
+
+mod no_ring;
 
 use std::num::NonZero;
-use std::{panic, thread};
+use std::{panic, slice, thread};
 
-use prima_crds::quantity::rounded;
+use prima_crds::v1alpha1::model_profile::ModelProfile;
+use prima_crds::v1alpha1::node_profile::NodeProfile;
+use prima_crds::v1alpha1::ring_plan::{CHUNK_POSITIONS, PlannedGpu};
 use serde::Serialize;
 
 use crate::found::{Found, evaluate};
-use crate::input::{ExpertWeights, HopCost, InputError, PlanningInput};
-use crate::latency::{Assignment, MemberLatency};
+use crate::input::{Device, ExpertWeights, HopCost, Options, PlanningInput};
+use crate::latency::{Assignment, LayerShare, MemberLatency};
 use crate::search::{Effort, search};
 use crate::windows::Window;
+pub use no_ring::{Infeasible, PlanError};
 
 /// A ring, and why this one.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub rounds: usize,
+    /// Long sequences for which each context has memory in layers with windows.
+    pub windowed_sequences: usize,
     /// In ring order, rank 0 first.
     pub members: Vec<PlannedMember>,
     pub report: PlanReport,
@@ -42,8 +49,11 @@ pub struct PlanReport {
     pub ttft_milliseconds: f64,
     pub prompt_tokens: usize,
     pub answer_tokens: usize,
-    /// No plan answers such a request faster by more than this share of its time, within the model. Where layers differ in their KV caches, this
-    /// is of plans with a reserve of memory for them: others may fit, or read less from disk, because a member happens to hold the small ones.
+    /// The most positions of a prompt that go round together.
+    pub chunk_positions: usize,
+    /// No plan with chunks of this size answers such a request faster by more than this share of its time, within the model. Where layers differ in
+    /// their KV caches, this is of plans with a reserve of memory for them: others may fit, or read less from disk, because a member happens to hold
+    /// the small ones.
     pub proven_gap_percent: f64,
     pub members: Vec<MemberReport>,
     pub bottleneck: Bottleneck,
@@ -62,6 +72,7 @@ pub struct MemberReport {
     pub layers: usize,
     pub gpu_layers: usize,
     pub output_head_on_gpu: bool,
+    pub draft_on_gpu: bool,
     /// Passes of at least so many rows are computed on the GPU through all layers; `None`: through its own only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_from_rows: Option<usize>,
@@ -76,6 +87,9 @@ pub struct MemberReport {
     pub memory_bytes: u64,
     pub memory_budget_bytes: u64,
     pub gpu_memory_bytes: u64,
+    /// Where the machine has several: those that its layers on GPUs are split among.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<PlannedGpu>,
     /// Of both: for the KV caches of the layers that it holds, of all requests together.
     pub kv_bytes: u64,
     /// Weights that do not fit: they are read for every token, and experts when they are needed.
@@ -131,63 +145,69 @@ pub struct WhatIf {
     pub faster_percent: f64,
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum PlanError {
-    #[error(transparent)]
-    Input(#[from] InputError),
-    #[error("{model} does not fit: {0}", model = .0.model)]
-    Infeasible(Infeasible),
-}
-
-/// Which constraint binds, by how much, and what would help.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Infeasible {
-    pub model: String,
-    /// Weights, KV cache and buffers, and a draft model.
-    pub needed_bytes: u64,
-    /// Memory that the machines offer, GPUs included.
-    pub available_bytes: u64,
-    /// So much more memory on one machine would do; `None` if no amount would.
-    pub missing_bytes: Option<u64>,
-    pub binding: String,
-    pub helps: Vec<String>,
-}
-
-impl std::fmt::Display for Infeasible {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "{}; it needs {} of memory in all, and the machines offer {}",
-            self.binding,
-            gibibytes(self.needed_bytes as f64),
-            gibibytes(self.available_bytes as f64)
-        )?;
-        if let Some(missing) = self.missing_bytes {
-            write!(f, " ({} are missing on one machine)", rounded(missing))?;
-        }
-        for help in &self.helps {
-            write!(f, "; {help}")?;
-        }
-        Ok(())
-    }
-}
-
 /// With more machines than this, each one's reasons come from its own numbers instead of another search.
 const SEARCH_REASONS: usize = 8;
 /// Reasons need no proof to a thousandth.
 const REASONS_GAP: f64 = 0.01;
 const GIB: f64 = (1_u64 << 30) as f64;
 
-/// The best ring for `input`, with its reasons.
+/// The best ring of these machines, with chunks of the best size, and its reasons.
+///
+/// # Errors
+/// [`PlanError`].
+pub fn plan_ring(
+    model: &ModelProfile,
+    nodes: &[NodeProfile],
+    options: &Options,
+) -> Result<Plan, PlanError> {
+    best_of(&PlanningInput::of_each_chunk_size(model, nodes, options)?)
+}
+
+/// The best ring for `input`, with chunks of the size that it says, and its reasons.
+///
+/// # Errors
+/// [`PlanError`].
 pub fn plan(input: &PlanningInput) -> Result<Plan, PlanError> {
-    let found =
-        search(input, Effort::default()).ok_or_else(|| PlanError::Infeasible(infeasible(input)))?;
+    best_of(slice::from_ref(input))
+}
+
+/// Of the rings for each of `inputs`, which differ in the size of chunks, the one that answers a request soonest.
+fn best_of(inputs: &[PlanningInput]) -> Result<Plan, PlanError> {
+    let effort = Effort::default();
+    let mut best: Option<(&PlanningInput, Found)> = None;
+    for (input, found) in inputs.iter().zip(with_chunks(inputs, effort)) {
+        let known = best
+            .as_ref()
+            .map_or(f64::INFINITY, |(_, best)| best.seconds);
+        // Searches are no more exact than that.
+        if let Some(found) = found
+            && found.seconds < known * (1.0 - effort.relative_gap)
+        {
+            best = Some((input, found));
+        }
+    }
+    let (input, found) = best.ok_or_else(|| no_ring::why(inputs))?;
     Ok(Plan {
         rounds: found.assignment.rounds,
+        windowed_sequences: input.windowed_sequences,
         members: members(input, &found),
         report: report(input, &found),
     })
+}
+
+/// What is found for each of `inputs`. Since others wait longer for larger chunks than usual, only rings have them that copy weights for each chunk.
+fn with_chunks(inputs: &[PlanningInput], effort: Effort) -> Vec<Option<Found>> {
+    let mut searched = search_each(inputs.iter(), effort);
+    for (input, found) in inputs.iter().zip(&mut searched) {
+        let copies = |found: &Found| {
+            let mut members = found.latency.members.iter();
+            members.any(|member| member.gpu_from_rows.is_some())
+        };
+        if input.chunk_positions > CHUNK_POSITIONS && !found.as_ref().is_some_and(copies) {
+            *found = None;
+        }
+    }
+    searched
 }
 
 fn members(input: &PlanningInput, found: &Found) -> Vec<PlannedMember> {
@@ -211,7 +231,12 @@ fn expert_hit_percent(bytes: f64, experts: &ExpertWeights, latency: &MemberLaten
 }
 
 fn report(input: &PlanningInput, found: &Found) -> PlanReport {
-    let reasons = reasons(input, found);
+    let mut reasons = reasons(input, found);
+    for (why, device) in reasons.why.iter_mut().zip(&input.devices) {
+        if let Some(unused) = &device.gpu_unused {
+            *why += &format!("; its GPU is not used: {unused}");
+        }
+    }
     let mut members = Vec::new();
     for (&index, latency) in found.assignment.ring.iter().zip(&found.latency.members) {
         let device = &input.devices[index];
@@ -231,6 +256,7 @@ fn report(input: &PlanningInput, found: &Found) -> PlanReport {
             layers: share.layers(),
             gpu_layers: share.gpu_layers,
             output_head_on_gpu: latency.output_head_on_gpu,
+            draft_on_gpu: latency.draft_on_gpu,
             gpu_from_rows: latency.gpu_from_rows,
             cpu_milliseconds: latency.cpu_seconds * 1e3,
             gpu_milliseconds: latency.gpu_seconds * 1e3,
@@ -241,7 +267,11 @@ fn report(input: &PlanningInput, found: &Found) -> PlanReport {
             chunk_milliseconds: latency.chunk_seconds * 1e3,
             memory_bytes: latency.memory_bytes as u64,
             memory_budget_bytes: device.memory_bytes as u64,
-            gpu_memory_bytes: latency.gpu_memory_bytes as u64,
+            gpu_memory_bytes: match share.gpu_layers {
+                0 => latency.gpu_memory_bytes as u64,
+                _ => (latency.gpu_memory_bytes + device.gpu_split_bytes) as u64,
+            },
+            gpus: planned_gpus(input, device, share, latency),
             kv_bytes: latency.kv_bytes.round() as u64,
             overflow_bytes: latency.lacking_bytes() as u64,
             read_bytes_per_token: latency.read_bytes() as u64,
@@ -274,6 +304,7 @@ fn report(input: &PlanningInput, found: &Found) -> PlanReport {
         ttft_milliseconds: found.latency.prompt_seconds * 1e3,
         prompt_tokens: input.workload.prompt_tokens,
         answer_tokens: input.workload.answer_tokens,
+        chunk_positions: input.chunk_positions,
         proven_gap_percent: 100.0 * (found.seconds - found.bound_seconds).max(0.0) / found.seconds,
         members,
         bottleneck: bottleneck(input, found),
@@ -281,6 +312,44 @@ fn report(input: &PlanningInput, found: &Found) -> PlanReport {
         next_best: reasons.next_best,
         what_if: what_if(input, found),
     }
+}
+
+/// The GPUs that a member uses, and what they have beside layers. On the first that is more.
+fn planned_gpus(
+    input: &PlanningInput,
+    device: &Device,
+    share: LayerShare,
+    latency: &MemberLatency,
+) -> Vec<PlannedGpu> {
+    if share.gpu_layers == 0 && latency.gpu_from_rows.is_none() {
+        return Vec::new();
+    }
+    let model = &input.model;
+    let streamed = device.gpu.as_ref().and_then(|gpu| gpu.streamed);
+    let streamed = streamed.filter(|_| latency.gpu_from_rows.is_some());
+    let extras = [
+        latency.output_head_on_gpu.then_some(model.gpu_output_bytes),
+        latency.draft_on_gpu.then_some(model.gpu_draft_bytes),
+        streamed.map(|streamed| streamed.room_bytes),
+    ];
+    let extras: f64 = extras.into_iter().flatten().sum();
+    // Without layers of its own, only the first computes.
+    let used = match share.gpu_layers {
+        0 => 1,
+        _ => device.gpus.len(),
+    };
+    let gpus = device.gpus.iter().take(used).enumerate();
+    let gpus = gpus.map(|(place, name)| {
+        let beside = match place {
+            0 => model.gpu_buffer_bytes + extras,
+            _ => model.gpu_buffer_bytes,
+        };
+        PlannedGpu {
+            name: name.clone(),
+            beside_layers_bytes: beside as i64,
+        }
+    });
+    gpus.collect()
 }
 
 fn terms(member: &MemberLatency) -> [(&'static str, f64); 6] {
@@ -316,7 +385,7 @@ struct Reasons {
     next_best: Option<Alternative>,
 }
 
-/// Why each device is in or out: what the best ring without it, or with it, would take.
+/// Why each device is in or out: what the best ring without it, or with it, would take, with chunks of the same size.
 fn reasons(input: &PlanningInput, found: &Found) -> Reasons {
     if input.devices.len() > SEARCH_REASONS {
         return Reasons {
@@ -343,7 +412,8 @@ fn reasons(input: &PlanningInput, found: &Found) -> Reasons {
             Some(other)
         })
         .collect();
-    let alternatives = search_each(others.iter().flatten(), found.assignment.rounds);
+    let effort = for_reasons(found.assignment.rounds);
+    let alternatives = search_each(others.iter().flatten(), effort);
     let mut alternatives = alternatives.into_iter();
     let mut next_best: Option<(f64, Alternative)> = None;
     let mut why = Vec::new();
@@ -357,10 +427,7 @@ fn reasons(input: &PlanningInput, found: &Found) -> Reasons {
             continue;
         };
         let Some(alternative) = alternatives.next().flatten() else {
-            why.push(match is_in {
-                true => "without it the model does not fit".to_owned(),
-                false => "it cannot hold a layer".to_owned(),
-            });
+            why.push(no_alternative(input, is_in));
             continue;
         };
         let slower = 100.0 * (alternative.seconds / found.seconds - 1.0);
@@ -393,6 +460,25 @@ fn reasons(input: &PlanningInput, found: &Found) -> Reasons {
     }
 }
 
+/// Why there is no ring without a machine that is in, or with one that is out.
+fn no_alternative(input: &PlanningInput, is_in: bool) -> String {
+    let mut none = match is_in {
+        true => "without it the model does not fit",
+        false => "it cannot hold a layer",
+    }
+    .to_owned();
+    if input.first_token_seconds.is_some() {
+        none += match is_in {
+            true => ", or the first token comes later than it may",
+            false => ", or the first token would come later than it may",
+        };
+    }
+    if !input.all_meet() {
+        none += ", or machines would be neighbours that do not reach each other";
+    }
+    none
+}
+
 /// For reasons that are compared with a plan of so many rounds.
 fn for_reasons(rounds: usize) -> Effort {
     Effort {
@@ -402,18 +488,17 @@ fn for_reasons(rounds: usize) -> Effort {
     }
 }
 
-/// What is found for each of `inputs`, to be compared with a plan of so many `rounds`. Several are searched at a time: people wait for them, and
-/// after a loss a ring does.
+/// What is found for each of `inputs`. Several are searched at a time: people wait for them, and after a loss a ring does.
 fn search_each<'a>(
     inputs: impl Iterator<Item = &'a PlanningInput>,
-    rounds: usize,
+    effort: Effort,
 ) -> Vec<Option<Found>> {
     let inputs: Vec<&PlanningInput> = inputs.collect();
     let at_once = thread::available_parallelism().map_or(1, NonZero::get);
     let mut found = Vec::with_capacity(inputs.len());
     for some in inputs.chunks(at_once) {
         thread::scope(|scope| {
-            let begin = |input| scope.spawn(move || search(input, for_reasons(rounds)));
+            let begin = |input| scope.spawn(move || search(input, effort));
             let begun: Vec<_> = some.iter().copied().map(begin).collect();
             found.extend(begun.into_iter().map(|thread| {
                 thread
@@ -498,10 +583,8 @@ fn what_if(input: &PlanningInput, found: &Found) -> Vec<WhatIf> {
             changes.push(("wires (1 Gbit/s) between all machines".to_owned(), wired));
         }
     }
-    let searched = search_each(
-        changes.iter().map(|(_, input)| input),
-        found.assignment.rounds,
-    );
+    let effort = for_reasons(found.assignment.rounds);
+    let searched = search_each(changes.iter().map(|(_, input)| input), effort);
     let with_changes = changes.into_iter().zip(searched);
     with_changes
         .filter_map(|((change, input), searched)| {
@@ -526,10 +609,13 @@ fn what_if(input: &PlanningInput, found: &Found) -> Vec<WhatIf> {
         .collect()
 }
 
-/// The hop over a wire of 1 Gbit/s, if that is shorter.
+/// The hop over a wire of 1 Gbit/s, if that is shorter. Where there is no way, a better one is not the question.
 fn wire(input: &PlanningInput, hop: &HopCost) -> HopCost {
     const LATENCY: f64 = 0.2e-3;
     const BYTES_PER_SECOND: f64 = 117e6;
+    if !hop.is_way() {
+        return *hop;
+    }
     let payload = input.model.activation_bytes / BYTES_PER_SECOND;
     HopCost {
         decode_seconds: hop.decode_seconds.min(LATENCY + payload),
@@ -537,109 +623,6 @@ fn wire(input: &PlanningInput, hop: &HopCost) -> HopCost {
             .chunk_seconds
             .min(LATENCY + payload * input.workload.chunk_tokens as f64),
     }
-}
-
-fn infeasible(input: &PlanningInput) -> Infeasible {
-    let model = &input.model;
-    let layers = model.layers as f64;
-    let kv = layers * model.layer_kv_bytes;
-    let beside = model.head_bytes + model.rank0_bytes + model.buffer_bytes;
-    let needed = layers * model.layer_bytes + kv + beside;
-    let available: f64 = input
-        .devices
-        .iter()
-        .map(|device| {
-            let gpu = device.gpu.as_ref().and_then(|gpu| gpu.memory_bytes);
-            device.memory_bytes + gpu.unwrap_or(0.0)
-        })
-        .sum();
-    let possible = |change: &dyn Fn(&mut PlanningInput)| {
-        let mut changed = input.clone();
-        change(&mut changed);
-        search(&changed, for_reasons(1)).is_some()
-    };
-    let mut helps = Vec::new();
-    let with_kv = |factor: f64| {
-        possible(&|input| {
-            input.model.layer_kv_bytes *= factor;
-            input.model.gpu_layer_kv_bytes *= factor;
-        })
-    };
-    let by_kv = with_kv(0.0);
-    if by_kv {
-        let factor = bisect(0.0, 1.0, with_kv);
-        helps.push(format!(
-            "a context {:.0} % as long, or that share of the requests at once, would fit",
-            (100.0 * factor).floor()
-        ));
-    }
-    let streaming = possible(&|input| {
-        for device in &mut input.devices {
-            device.disk_bytes_per_second.get_or_insert(1e9);
-        }
-    });
-    if streaming {
-        let names: Vec<&str> = input
-            .devices
-            .iter()
-            .filter(|device| device.disk_bytes_per_second.is_none())
-            .map(|device| device.name.as_str())
-            .collect();
-        helps.push(format!(
-            "reading weights from disk would do, but is not allowed or too slow on {}",
-            names.join(", ")
-        ));
-    }
-    let largest = (0..input.devices.len())
-        .max_by(|&a, &b| {
-            let bytes = |index: usize| input.devices[index].memory_bytes;
-            bytes(a).total_cmp(&bytes(b))
-        })
-        .unwrap_or(0);
-    let with = |bytes: f64| possible(&|input| input.devices[largest].memory_bytes += bytes);
-    let missing = with(needed).then(|| needed - bisect(0.0, needed, |less| with(needed - less)));
-    if let Some(missing) = missing {
-        helps.push(format!(
-            "{} more memory in {} would do",
-            gibibytes(missing),
-            input.devices[largest].name
-        ));
-    }
-    let binding = match (by_kv, streaming, missing) {
-        (true, ..) => format!(
-            "the KV cache of {} does not fit beside the rest",
-            gibibytes(kv)
-        ),
-        (false, true, _) => {
-            "the weights do not fit into memory, and no disk may be read".to_owned()
-        }
-        (false, false, Some(_)) => "the weights do not fit".to_owned(),
-        (false, false, None) => "not every machine that must take part can hold a layer".to_owned(),
-    };
-    Infeasible {
-        model: model.name.clone(),
-        needed_bytes: needed as u64,
-        available_bytes: available as u64,
-        missing_bytes: missing.map(|bytes| bytes.ceil() as u64),
-        binding,
-        helps,
-    }
-}
-
-/// The largest number in `low..=high`, to a thousandth, for which `holds` is true. It is true from `low` up to some number.
-fn bisect(mut low: f64, mut high: f64, holds: impl Fn(f64) -> bool) -> f64 {
-    for _ in 0..10 {
-        let middle = (low + high) / 2.0;
-        match holds(middle) {
-            true => low = middle,
-            false => high = middle,
-        }
-    }
-    low
-}
-
-fn gibibytes(bytes: f64) -> String {
-    format!("{:.2} GiB", bytes / GIB)
 }
 
 #[cfg(test)]

@@ -2,12 +2,13 @@
 //! not be solved, because their bound is hardly better than the best known answer, and how good that answer is proven to be.
 //!
 //! Every answer is weighed by [`crate::latency`], which knows the layers of each member. Where their KV caches do not fit in truth, the program is
-//! solved once more, with memory for the largest that so many windows can have.
+//! solved once more, with memory for the largest that so many windows can have. Where the order is not part of
+//! the program, the hops of a ring may cost more than it counts. A bounded first token that comes too late by that has it solved once more, too.
 
 use crate::found::{Found, evaluate};
 use crate::greedy::first_answer;
 use crate::input::{Device, PlanningInput};
-use crate::latency::LayerShare;
+use crate::latency::{LayerShare, chunks};
 use crate::milp::{self, Program, Solution, SolverOutcome};
 use crate::order;
 
@@ -98,18 +99,19 @@ pub fn search(input: &PlanningInput, effort: Effort) -> Option<Found> {
             bound = bound.min(lower);
             continue;
         }
-        let weighed = |solution: Solution| {
-            let ring = match differ && !ordered {
-                true => order::cheapest(input, &solution.ring, rounds),
-                false => solution.ring,
-            };
-            evaluate(input, rounds, ring, solution.shares)
+        let in_order = |ring: &[usize]| match differ && !ordered {
+            true => order::cheapest(input, ring, rounds),
+            false => ring.to_vec(),
+        };
+        let weighed = |solution: &Solution| {
+            let ring = in_order(&solution.ring);
+            evaluate(input, rounds, ring, solution.shares.clone())
         };
         match milp::solve(&program(rounds, below, false)) {
             SolverOutcome::Solved(solution) => {
                 // Nothing above `below` was looked at.
                 bound = bound.min(solution.bound_seconds.max(lower).min(below));
-                let mut found = weighed(solution);
+                let mut found = weighed(&solution);
                 // With a reserve for more windows, up to the worst case, which is seldom needed and takes most.
                 let mut kv_windows = 1;
                 while found.is_none() && kv_windows < rounds && !input.model.kv_of_layers.is_empty()
@@ -120,7 +122,28 @@ pub fn search(input: &PlanningInput, effort: Effort) -> Option<Found> {
                         ..program(rounds, below, false)
                     };
                     if let SolverOutcome::Solved(solution) = milp::solve(&more) {
-                        found = weighed(solution);
+                        found = weighed(&solution);
+                    }
+                }
+                // Its hops may have been what brought the first token too late.
+                if let Some(most) = input.first_token_seconds
+                    && found.is_none()
+                    && !ordered
+                {
+                    // Where there is no way, it never comes.
+                    let later = beyond_cheapest_hops(input, &in_order(&solution.ring), rounds);
+                    let later = later.min(most);
+                    let sooner = PlanningInput {
+                        first_token_seconds: Some(most - later),
+                        ..input.clone()
+                    };
+                    let sooner = Program {
+                        input: &sooner,
+                        kv_windows,
+                        ..program(rounds, below, false)
+                    };
+                    if let SolverOutcome::Solved(solution) = milp::solve(&sooner) {
+                        found = weighed(&solution);
                     }
                 }
                 if let Some(found) = found
@@ -168,6 +191,22 @@ fn alone(input: &PlanningInput) -> Option<Found> {
             })
         })
         .min_by(|a, b| a.seconds.total_cmp(&b.seconds))
+}
+
+/// By how much this ring's first token comes later than with hops that all cost what their machine's cheapest link does: at most so many seconds.
+fn beyond_cheapest_hops(input: &PlanningInput, ring: &[usize], rounds: usize) -> f64 {
+    let next = ring.iter().cycle().skip(1);
+    let beyond = ring.iter().zip(next).map(|(&from, &to)| {
+        let links = input.hops[from].iter().enumerate();
+        let others = links.filter(|(other, _)| *other != from);
+        let seconds = others.map(|(_, hop)| hop.chunk_seconds);
+        let cheapest = seconds.fold(f64::INFINITY, f64::min);
+        rounds as f64 * (input.hops[from][to].chunk_seconds - cheapest)
+    });
+    let beyond: Vec<f64> = beyond.collect();
+    // The first chunk meets all of them, each further one the slowest member's.
+    let slowest = beyond.iter().copied().fold(0.0, f64::max);
+    beyond.iter().sum::<f64>() + (chunks(input) - 1.0) * slowest
 }
 
 fn links_differ(input: &PlanningInput) -> bool {

@@ -4,6 +4,7 @@
 
 use prima_crds::v1alpha1::model_profile::ModelProfile;
 use prima_crds::v1alpha1::node_profile::{GpuBackend, NodeProfile, NodeProfileStatus};
+use prima_crds::v1alpha1::ring_plan::PlannedGpu;
 use prima_halda::check::{Finding, check};
 use prima_halda::plan::{Bottleneck, MemberReport, PlanReport, PlannedMember};
 use prima_halda::windows::Window;
@@ -76,6 +77,7 @@ fn plan() -> Plan {
     let terms = 20.0 * LAYER_MILLISECONDS + 2.0 * (1.0 + 2.0 + 3.0 + 4.0 + 5.0);
     Plan {
         rounds: 2,
+        windowed_sequences: 4,
         members: members
             .map(|(name, windows)| PlannedMember {
                 name: name.to_owned(),
@@ -90,6 +92,7 @@ fn plan() -> Plan {
             ttft_milliseconds: 1.0,
             prompt_tokens: 1,
             answer_tokens: 1,
+            chunk_positions: 128,
             proven_gap_percent: 0.0,
             members: reports.into(),
             bottleneck: Bottleneck {
@@ -110,6 +113,7 @@ fn report(name: &str, cpu_milliseconds: f64) -> MemberReport {
         layers: 16,
         gpu_layers: 0,
         output_head_on_gpu: false,
+        draft_on_gpu: false,
         gpu_from_rows: None,
         cpu_milliseconds,
         gpu_milliseconds: 1.0,
@@ -121,6 +125,7 @@ fn report(name: &str, cpu_milliseconds: f64) -> MemberReport {
         memory_bytes: 0,
         memory_budget_bytes: 0,
         gpu_memory_bytes: 0,
+        gpus: Vec::new(),
         kv_bytes: 0,
         overflow_bytes: 0,
         read_bytes_per_token: 0,
@@ -296,6 +301,53 @@ fn a_member_is_a_measured_machine_that_may_be_used_once() {
 }
 
 #[test]
+fn agents_that_count_on_other_windows_are_no_members() {
+    let told = |agents: usize| {
+        findings(|plan, nodes| {
+            plan.windowed_sequences = 16;
+            for node in &mut nodes[..agents] {
+                node.status.as_mut().unwrap().reads_windowed_sequences = true;
+            }
+        })
+    };
+    let member = "laptop".to_owned();
+    assert_eq!(told(1), [Finding::Machine { member }]);
+    assert_eq!(told(2), []);
+}
+
+#[test]
+fn agents_that_do_not_read_of_larger_chunks_are_no_members() {
+    let told = |agents: usize| {
+        findings(|plan, nodes| {
+            plan.report.chunk_positions = 256;
+            for node in &mut nodes[..agents] {
+                node.status.as_mut().unwrap().reads_chunk_positions = true;
+            }
+        })
+    };
+    let member = "laptop".to_owned();
+    assert_eq!(told(1), [Finding::Machine { member }]);
+    assert_eq!(told(2), []);
+}
+
+#[test]
+fn agents_that_do_not_read_which_gpus_are_no_members() {
+    let told = |reads_gpus: bool| {
+        findings(|plan, nodes| {
+            let status = nodes[0].status.as_mut().unwrap();
+            status.reads_gpus = reads_gpus;
+            plan.report.members[0].gpus = vec![PlannedGpu {
+                name: status.gpus[0].name.clone(),
+                beside_layers_bytes: 0,
+            }];
+        })
+    };
+    let member = "desk".to_owned();
+    assert_eq!(told(false), [Finding::Machine { member }]);
+    assert_eq!(told(true), []);
+}
+
+#[test]
 fn memory_is_counted_to_the_byte() {
     let status = |node: &mut NodeProfile| node.status.take().unwrap();
     let full = 4 * (LAYER + KV) + HEAD + LOGITS;
@@ -349,36 +401,54 @@ fn kv_caches_are_counted_layer_by_layer() {
     model.spec.windowed_layers = 28;
     model.spec.attention_window = 16;
     model.spec.full_attention_layers = vec![0, 5, 15, 31];
-    // Of four sequences: two windows, a chunk and a block each.
-    let windowed = 4096 * 4 * (2 * 16 + 128 + 64);
-    let processor = 4 * LAYER + KV + 3 * windowed + HEAD + LOGITS;
-    let gpu = 12 * LAYER + KV + 11 * windowed;
-    let laptop = 16 * LAYER + 2 * KV + 14 * windowed;
-    let options = Options {
-        context_tokens: POSITIONS,
-        ..Options::default()
-    };
-    let with = |processor, gpu, laptop| {
-        let mut nodes = nodes();
-        let status = nodes[0].status.as_mut().unwrap();
-        status.memory.available_bytes = processor;
-        gpu_memory(status, gpu);
-        nodes[1].status.as_mut().unwrap().memory.available_bytes = laptop;
-        check(&plan(), &model, &nodes, &options)
-    };
-    assert_eq!(with(processor, gpu, laptop), []);
-    assert_eq!(
-        with(processor - 1, gpu, laptop),
-        memory("desk", WITHOUT_DISK, processor, processor - 1)
-    );
-    assert_eq!(
-        with(processor, gpu - 1, laptop),
-        memory("desk", ON_GPU, gpu, gpu - 1)
-    );
-    assert_eq!(
-        with(processor, gpu, laptop - 1),
-        memory("laptop", WITHOUT_DISK, laptop, laptop - 1)
-    );
+    // Of a sequence: two windows, a chunk and a block. Sixteen would be more than all.
+    let sequence = |chunk: i64| 4096 * (2 * 16 + chunk + 64);
+    for (windowed_sequences, chunk_positions, windowed) in [
+        (4, 128, 4 * sequence(128)),
+        (16, 128, KV),
+        (2, 256, 2 * sequence(256)),
+    ] {
+        let processor = 4 * LAYER + KV + 3 * windowed + HEAD + LOGITS;
+        let gpu = 12 * LAYER + KV + 11 * windowed;
+        let laptop = 16 * LAYER + 2 * KV + 14 * windowed;
+        let options = Options {
+            context_tokens: POSITIONS,
+            ..Options::default()
+        };
+        let mut plan = Plan {
+            windowed_sequences,
+            ..plan()
+        };
+        plan.report.chunk_positions = chunk_positions;
+        let with = |processor, gpu, laptop| {
+            let mut nodes = nodes();
+            for node in &mut nodes {
+                let status = node.status.as_mut().unwrap();
+                (
+                    status.reads_windowed_sequences,
+                    status.reads_chunk_positions,
+                ) = (true, true);
+            }
+            let status = nodes[0].status.as_mut().unwrap();
+            status.memory.available_bytes = processor;
+            gpu_memory(status, gpu);
+            nodes[1].status.as_mut().unwrap().memory.available_bytes = laptop;
+            check(&plan, &model, &nodes, &options)
+        };
+        assert_eq!(with(processor, gpu, laptop), []);
+        assert_eq!(
+            with(processor - 1, gpu, laptop),
+            memory("desk", WITHOUT_DISK, processor, processor - 1)
+        );
+        assert_eq!(
+            with(processor, gpu - 1, laptop),
+            memory("desk", ON_GPU, gpu, gpu - 1)
+        );
+        assert_eq!(
+            with(processor, gpu, laptop - 1),
+            memory("laptop", WITHOUT_DISK, laptop, laptop - 1)
+        );
+    }
 }
 
 #[test]
@@ -502,6 +572,25 @@ fn nothing_computes_faster_than_it_was_measured_to() {
 }
 
 #[test]
+fn a_first_token_that_comes_too_late_is_found() {
+    let within = |seconds| {
+        let options = Options {
+            context_tokens: POSITIONS,
+            first_token_seconds: Some(seconds),
+            ..Options::default()
+        };
+        check(&plan(), &model(), &nodes(), &options)
+    };
+    // The plan has it after a millisecond.
+    assert_eq!(within(1e-3), []);
+    let found = within(0.5e-3);
+    assert!(
+        matches!(&found[..], [Finding::FirstToken { .. }]),
+        "{found:?}"
+    );
+}
+
+#[test]
 fn a_ring_with_fewer_members_than_asked_for_is_found() {
     let least = |min_nodes: usize| {
         let options = Options {
@@ -513,6 +602,19 @@ fn a_ring_with_fewer_members_than_asked_for_is_found() {
     };
     assert_eq!(least(2), []);
     assert_eq!(least(3), [Finding::TooFew { found: 2, least: 3 }]);
+}
+
+#[test]
+fn keys_and_values_of_a_layer_fit_one_buffer_of_a_gpu() {
+    let with = |limit| {
+        of_desk(|node| {
+            let gpu = &mut node.status.as_mut().unwrap().gpus[0];
+            gpu.measured.as_mut().unwrap().most_buffer_bytes = Some(limit);
+        })
+    };
+    assert_eq!(with(KV), []);
+    let kv = "the KV cache of a layer on the GPU";
+    assert_eq!(with(KV - 1), memory("desk", kv, KV, KV - 1));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use prima_crds::v1alpha1::model_profile::ModelProfile;
 use prima_crds::v1alpha1::node_profile::NodeProfile;
 use prima_halda::check::check;
-use prima_halda::{Options, PlanError, PlanReport, PlanningInput, plan};
+use prima_halda::{Options, PlanError, PlanReport, PlanningInput, plan, plan_ring};
 
 const MODELS: [(&str, &str); 6] = [
     ("qwen3-8b", "Qwen3 8B"),
@@ -55,11 +55,28 @@ fn readme_says_what_the_planner_says() {
     );
 }
 
+/// Until some 200 positions go together, the processor computes them sooner than all experts of a layer get to the GPU.
+#[test]
+fn experts_are_copied_for_large_chunks() {
+    let machines = sample("machines/gaming-pc-and-laptop.yaml");
+    let nodes = NodeProfile::all_from_yaml("machines", &machines).unwrap();
+    let (desk, options) = (&nodes[..1], Options::default());
+    let model = ModelProfile::from_yaml("model", &sample("models/qwen3-30b-a3b.yaml")).unwrap();
+    let usual = PlanningInput::new(&model, desk, &options).unwrap();
+    let usual = plan(&usual).unwrap().report;
+    assert_eq!(usual.members[0].gpu_from_rows, None);
+    let larger = plan_ring(&model, desk, &options).unwrap().report;
+    assert_eq!(larger.chunk_positions, 512);
+    let from_rows = larger.members[0].gpu_from_rows.unwrap();
+    assert!((129..256).contains(&from_rows), "{from_rows}");
+    let [before, after] = [usual, larger].map(|report| report.ttft_milliseconds);
+    assert!(after < 0.6 * before, "{after} {before}");
+}
+
 /// Tokens per second, when the first comes, and what does it.
 fn cell(model: &ModelProfile, nodes: &[NodeProfile]) -> String {
     let options = Options::default();
-    let input = PlanningInput::new(model, nodes, &options).unwrap();
-    let plan = match plan(&input) {
+    let plan = match plan_ring(model, nodes, &options) {
         Ok(plan) => plan,
         Err(PlanError::Infeasible(_)) => return "no room".to_owned(),
         Err(error) => panic!("{error}"),

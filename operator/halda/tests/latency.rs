@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "these are tests")]
 
+#[path = "latency/first_token.rs"]
+mod first_token;
+
 use prima_halda::input::{
     Device, ExpertWeights, GpuCost, HopCost, LayerCost, MemoryRule, ModelSizes, Overlap,
     PlanningInput, StreamedCost, Workload,
@@ -39,6 +42,9 @@ fn device(decode: f64) -> Device {
         },
         head_seconds: 0.0,
         gpu: None,
+        gpus: Vec::new(),
+        gpu_split_bytes: 0.0,
+        gpu_unused: None,
     }
 }
 
@@ -60,11 +66,16 @@ fn input(devices: Vec<Device>) -> PlanningInput {
             output_bytes: 0.0,
             gpu_output_bytes: 0.0,
             rank0_bytes: 0.0,
+            draft_moved_bytes: 0.0,
+            gpu_draft_bytes: 0.0,
             buffer_bytes: 0.0,
             gpu_layer_kv_bytes: 0.0,
             gpu_buffer_bytes: 0.0,
             activation_bytes: 0.0,
         },
+        kv_contexts: 1,
+        windowed_sequences: 4,
+        chunk_positions: 64,
         workload: Workload {
             prompt_tokens: 256,
             answer_tokens: 100,
@@ -74,6 +85,7 @@ fn input(devices: Vec<Device>) -> PlanningInput {
         devices,
         rank0: None,
         rounds: None,
+        first_token_seconds: None,
         fewest: 1,
         left_out: Vec::new(),
     }
@@ -221,6 +233,7 @@ fn gpu(memory_bytes: Option<f64>) -> GpuCost {
         memory_bytes,
         copy_seconds: 0.0004,
         head_seconds: None,
+        guess_gained: None,
         streamed: None,
     }
 }
@@ -298,6 +311,83 @@ fn the_head_is_on_rank_0s_gpu_where_layers_leave_room() {
 }
 
 #[test]
+fn a_draft_model_is_on_rank_0s_gpu_where_layers_leave_room() {
+    let mut input = input(vec![device(0.010), device(0.010)]);
+    input.model.rank0_bytes = 0.75 * GB;
+    input.model.draft_moved_bytes = 0.625 * GB;
+    input.model.gpu_draft_bytes = 0.5 * GB;
+    input.model.gpu_buffer_bytes = 0.25 * GB;
+    let with = |available| {
+        let mut input = input.clone();
+        for device in &mut input.devices {
+            device.head_seconds = 0.004;
+            device.gpu = Some(GpuCost {
+                guess_gained: Some(0.003),
+                ..gpu(Some(available))
+            });
+        }
+        input
+    };
+    let found = latency(&with(3.75 * GB), 1, &[(1, 3), (4, 0)]);
+    let rank0 = found.members[0];
+    assert!(rank0.draft_on_gpu && !found.members[1].draft_on_gpu);
+    equal(rank0.head_seconds, 0.001);
+    equal(rank0.gpu_memory_bytes, (3.0 + 0.25 + 0.5) * GB);
+    equal(rank0.memory_bytes, (1.0 + 0.125) * GB);
+    equal(
+        found.token_seconds,
+        5.0 * 0.010 + 3.0 * 0.001 + 0.0004 + 0.001,
+    );
+
+    // A byte less is too little, and without layers the GPU is not used.
+    for (available, shares) in [
+        (3.75 * GB - 1.0, [(1, 3), (4, 0)]),
+        (3.75 * GB, [(4, 0), (1, 3)]),
+    ] {
+        let found = latency(&with(available), 1, &shares);
+        assert!(found.members.iter().all(|one| !one.draft_on_gpu));
+        equal(found.members[0].head_seconds, 0.004);
+        let layers = shares[0].0 as f64;
+        equal(found.members[0].memory_bytes, (layers + 0.75) * GB);
+    }
+}
+
+#[test]
+fn rank_0s_gpu_has_what_gains_most_where_not_all_has_room() {
+    let mut input = input(vec![device(0.010)]);
+    input.model.gpu_output_bytes = 0.5 * GB;
+    input.model.gpu_draft_bytes = 0.5 * GB;
+    input.devices[0].head_seconds = 0.004;
+    // Of 7 layers for 4 chunks, a GPU that computes them in 60 ms each saves 0.11 s; of 100 tokens, a millisecond less saves 0.1 s.
+    let with = |head_gained: f64, guess_gained, room| {
+        let mut input = input.clone();
+        input.devices[0].gpu = Some(GpuCost {
+            head_seconds: Some(0.004 - head_gained),
+            guess_gained: Some(guess_gained),
+            streamed: Some(StreamedCost {
+                chunk_seconds: 0.060,
+                room_bytes: 0.5 * GB,
+                copying_bytes: 0.0,
+                from_rows: 2,
+            }),
+            ..gpu(Some((1.0 + room) * GB))
+        });
+        let rank0 = latency(&input, 1, &[(7, 1)]).members[0];
+        (
+            rank0.gpu_from_rows.is_some(),
+            rank0.output_head_on_gpu,
+            rank0.draft_on_gpu,
+        )
+    };
+    assert_eq!(with(0.0005, 0.0005, 0.5), (true, false, false));
+    assert_eq!(with(0.002, 0.0015, 0.5), (false, true, false));
+    assert_eq!(with(0.0015, 0.002, 0.5), (false, false, true));
+    assert_eq!(with(0.0005, 0.002, 1.0), (true, false, true));
+    assert_eq!(with(0.002, 0.0015, 1.0), (false, true, true));
+    assert_eq!(with(0.0005, 0.0005, 1.5), (true, true, true));
+}
+
+#[test]
 fn a_gpu_with_room_computes_chunks_through_all_layers() {
     let mut input = input(vec![device(0.010), device(0.010)]);
     input.model.gpu_buffer_bytes = 0.25 * GB;
@@ -306,6 +396,7 @@ fn a_gpu_with_room_computes_chunks_through_all_layers() {
             streamed: Some(StreamedCost {
                 chunk_seconds: 0.016,
                 room_bytes: 2.5 * GB,
+                copying_bytes: 0.125 * GB,
                 from_rows: 16,
             }),
             ..gpu(Some(3.75 * GB))
@@ -320,6 +411,7 @@ fn a_gpu_with_room_computes_chunks_through_all_layers() {
     }
     equal(found.members[0].gpu_memory_bytes, (1.0 + 0.25 + 2.5) * GB);
     equal(found.members[1].gpu_memory_bytes, (0.25 + 2.5) * GB);
+    equal(found.members[0].memory_bytes, (3.0 + 0.125) * GB);
 
     // Another layer on the GPU takes the room, and without layers on the processor there is nothing to copy.
     let found = latency(&input, 1, &[(2, 2), (1, 3)]);
@@ -348,6 +440,7 @@ fn what_is_better_comes_first_where_a_gpu_has_room_for_either() {
             streamed: Some(StreamedCost {
                 chunk_seconds,
                 room_bytes: 2.0 * GB,
+                copying_bytes: 0.0,
                 from_rows: 2,
             }),
             ..gpu(Some(available))
@@ -365,6 +458,7 @@ fn what_is_better_comes_first_where_a_gpu_has_room_for_either() {
         streamed: Some(StreamedCost {
             chunk_seconds: 0.016,
             room_bytes: 2.0 * GB,
+            copying_bytes: 0.0,
             from_rows: 2,
         }),
         ..gpu(Some(3.0 * GB))
@@ -382,26 +476,30 @@ fn layers_of_a_unified_gpu_lie_in_the_machines_memory() {
     let mut input = input(vec![device(0.010)]);
     input.model.layer_kv_bytes = 0.125 * GB;
     input.model.gpu_layer_kv_bytes = 0.25 * GB;
+    input.model.gpu_buffer_bytes = 0.125 * GB;
     input.devices[0].gpu = Some(gpu(None));
     let member = latency(&input, 1, &[(3, 5)]).members[0];
     assert_eq!(member.gpu_memory_bytes, 0.0);
-    equal(member.memory_bytes, (3.0 * 1.125 + 5.0 * 1.25) * GB);
+    equal(member.memory_bytes, (3.0 * 1.125 + 5.0 * 1.25 + 0.125) * GB);
+    // A GPU without layers takes nothing.
+    let idle = latency(&input, 1, &[(8, 0)]).members[0];
+    equal(idle.memory_bytes, 8.0 * 1.125 * GB);
 
-    // What was copied for the GPU cannot be read again; others' weights can, experts first.
+    // What was copied for the GPU and what its passes take cannot be read again; others' weights can, experts first.
     input.devices[0].memory_bytes = 7.0 * GB;
     input.devices[0].disk_bytes_per_second = Some(GB);
     input.model.experts.layer_bytes = 0.5 * GB;
     input.model.experts.share = 0.25;
     let member = latency(&input, 1, &[(3, 5)]).members[0];
-    equal(member.weight_room_bytes, 0.375 * GB);
+    equal(member.weight_room_bytes, 0.25 * GB);
     equal(member.missing_expert_bytes, 1.5 * GB);
-    equal(member.overflow_bytes, 1.125 * GB);
+    equal(member.overflow_bytes, 1.25 * GB);
     input.devices[0].memory_bytes = 5.0 * GB;
     assert_eq!(
         violation(&input, &[(3, 5)]),
         Violation::Memory {
             device: 0,
-            missing_bytes: 1.625 * GB,
+            missing_bytes: 1.75 * GB,
         }
     );
     // Metal maps them.

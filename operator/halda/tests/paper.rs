@@ -3,18 +3,22 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "these are tests")]
 
+#[path = "paper/chunks.rs"]
+mod chunks;
+#[path = "paper/gpus.rs"]
+mod gpus;
+
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use prima_crds::v1alpha1::model_profile::ModelProfile;
-use prima_crds::v1alpha1::node_profile::{GpuBackend, NodeProfile, Os, Throughput};
+use prima_crds::v1alpha1::node_profile::{NodeProfile, Os};
 use prima_crds::v1alpha1::ring_plan::{ActivationDtype, KvDtype};
 use prima_halda::check::check;
 use prima_halda::search::{Effort, search};
 use prima_halda::{Options, Plan, PlanError, PlanningInput, plan};
 
 const CONTEXT: usize = 1024;
-const GIB: i64 = 1 << 30;
 const MODELS: [&str; 4] = ["llama-3-8b", "llama-1-13b", "llama-1-30b", "llama-3-70b"];
 const D1_TO_D4: [&str; 4] = ["d1", "d2", "d3", "d4"];
 const ALL: [&str; 6] = ["d1", "d2", "d3", "d4", "d5", "d6"];
@@ -139,44 +143,6 @@ fn a_model_that_fits_one_gpu_runs_on_one_device() {
         ("d3", 32, 32)
     );
     assert_eq!(plan.rounds, 1);
-}
-
-#[test]
-fn a_gpu_without_kernels_for_a_format_is_left_out() {
-    let model = model("llama-3-8b");
-    let mut nodes = nodes(&D1_TO_D4);
-    for node in &mut nodes {
-        for gpu in &mut node.status.as_mut().unwrap().gpus {
-            let measured = gpu.measured.as_mut().unwrap();
-            let format = &model.spec.layer_weights[0].format;
-            measured.throughput.retain(|one| one.format != *format);
-        }
-    }
-    let plan = planned(&model, &nodes, &options());
-    let members = &plan.report.members;
-    assert!(!members.is_empty() && members.iter().all(|member| member.gpu_layers == 0));
-}
-
-#[test]
-fn a_gpu_that_lacks_a_part_holds_no_layers() {
-    let mut model = model("llama-3-8b");
-    model.spec.parts = vec!["silu".to_owned(), "attention-sinks".to_owned()];
-    let mut nodes = nodes(&["d3"]);
-    let status = nodes[0].status.as_mut().unwrap();
-    status.parts = model.spec.parts.clone();
-    let gpu_layers = |nodes: &[NodeProfile]| {
-        let plan = planned(&model, nodes, &options());
-        plan.report.members[0].gpu_layers
-    };
-    // An agent of an earlier version does not say what its GPU computes.
-    assert_eq!(gpu_layers(&nodes), 0);
-    let mut with_parts = |parts: &[String]| {
-        let gpu = &mut nodes[0].status.as_mut().unwrap().gpus[0];
-        gpu.measured.as_mut().unwrap().parts = parts.to_vec();
-        gpu_layers(&nodes)
-    };
-    assert_eq!(with_parts(&model.spec.parts[..1]), 0);
-    assert_eq!(with_parts(&model.spec.parts), 32);
 }
 
 #[test]
@@ -316,6 +282,11 @@ fn what_does_not_fit_is_told_with_what_would_help() {
         with(missing) && !with(missing - (missing >> 7)),
         "{missing}"
     );
+
+    // That the first token is to come soon changes nothing of it.
+    let mut soon = input.clone();
+    soon.first_token_seconds = Some(1e-3);
+    assert_eq!(plan(&soon).unwrap_err().to_string(), text);
 }
 
 #[test]
@@ -329,9 +300,18 @@ fn a_long_context_is_what_does_not_fit() {
     let input = PlanningInput::new(&model, &cluster, &options).unwrap();
     let text = plan(&input).unwrap_err().to_string();
     assert!(
-        text.contains("KV cache") && text.contains("% as long"),
+        text.contains("KV cache") && text.contains("% as long would fit"),
         "{text}"
     );
+    let three = Options {
+        context_tokens: 4000,
+        kv_contexts: 3,
+        ..options.clone()
+    };
+    let input = PlanningInput::new(&model, &cluster, &three).unwrap();
+    let text = plan(&input).unwrap_err().to_string();
+    let helps = "% as long, or that share of the whole contexts, would fit";
+    assert!(text.contains(helps), "{text}");
 
     // Where most layers see only the last positions, it fits.
     let mut windowed = model.clone();
@@ -405,29 +385,6 @@ fn a_member_has_the_kv_cache_of_its_layers() {
         let all = member.memory_bytes + member.gpu_memory_bytes;
         assert!(member.kv_bytes < all, "{}", member.name);
     }
-}
-
-#[test]
-fn q8_0_counts_as_f16_on_gpus() {
-    let (cluster, model) = (nodes(&["d2"]), {
-        let mut model = model("llama-3-8b");
-        model.spec.quantized_kv_bytes_per_position_and_layer =
-            model.spec.kv_bytes_per_position_and_layer * 17 / 32;
-        model
-    });
-    let of = |kv_dtype| {
-        let options = Options {
-            kv_dtype,
-            ..options()
-        };
-        PlanningInput::new(&model, &cluster, &options)
-            .unwrap()
-            .model
-    };
-    let (f16, q8_0) = (of(KvDtype::F16), of(KvDtype::Q8_0));
-    assert_eq!(f16.gpu_layer_kv_bytes, f16.layer_kv_bytes);
-    assert_eq!(q8_0.gpu_layer_kv_bytes, f16.layer_kv_bytes);
-    assert_eq!(q8_0.layer_kv_bytes, f16.layer_kv_bytes * 17.0 / 32.0);
 }
 
 #[test]
@@ -537,71 +494,6 @@ fn a_draft_model_costs_memory_and_time_at_rank_0() {
     assert!(said.contains("cannot run gemma3 models"), "{said}");
 }
 
-/// On the RTX 2080 Ti of d3, which has memory for it, kernels, and copies of 12 GB/s that begin after 20 us.
-#[test]
-fn an_output_head_is_on_a_gpu_that_has_room_and_kernels_for_it() {
-    let (mut model, mut cluster) = (model("llama-3-8b"), nodes(&["d3"]));
-    let rank_0 = |model: &ModelProfile, cluster: &[NodeProfile]| {
-        let plan = planned(model, cluster, &options());
-        plan.report.members[0].clone()
-    };
-    let there = rank_0(&model, &cluster);
-    assert!(there.output_head_on_gpu);
-    let numbers = 4.0 * (f64::from(model.spec.vocabulary_size) + 4096.0);
-    let expected = 1e3 * (295_501_824.0 / 340e9 + numbers / 12e9 + 2.0 * 20e-6);
-    let found = there.head_milliseconds;
-    assert!((found / expected - 1.0).abs() < 1e-9, "{found} {expected}");
-
-    // Of another format, which only the processor was measured with.
-    let cpu = &mut cluster[0].status.as_mut().unwrap().cpu;
-    let other = Throughput {
-        format: "Q6_K".to_owned(),
-        ..cpu.throughput[0].clone()
-    };
-    cpu.throughput.push(other);
-    model.spec.output_weights[0].format = "Q6_K".to_owned();
-    let here = rank_0(&model, &cluster);
-    assert!(!here.output_head_on_gpu && here.gpu_layers == 32);
-    assert!(here.memory_bytes > there.memory_bytes + 295_000_000);
-}
-
-/// Weights on the processors of d2 and d3 cross 12 GB/s to their GPUs for each chunk of a prompt. Most of what is left is the phone's, d4, which
-/// has layers since the others' memory is full.
-#[test]
-fn gpus_shorten_the_time_to_the_first_token() {
-    let (model, mut cluster) = (model("llama-3-70b"), nodes(&D1_TO_D4));
-    let options = Options {
-        prompt_tokens: 512,
-        ..options()
-    };
-    let ttft = |cluster: &[NodeProfile]| {
-        let input = PlanningInput::new(&model, cluster, &options).unwrap();
-        let latency = search(&input, Effort::default()).unwrap().latency;
-        let streams = latency.members.iter();
-        let streams = streams.filter(|member| member.gpu_from_rows.is_some());
-        (streams.count(), latency.prompt_seconds)
-    };
-    // Agents of earlier versions do not copy weights for each pass.
-    let (streams, before) = ttft(&cluster);
-    assert!(streams == 0 && before > 45.0, "{streams} {before}");
-    let gpus = cluster
-        .iter_mut()
-        .flat_map(|node| &mut node.status.as_mut().unwrap().gpus);
-    for measured in gpus.filter_map(|gpu| gpu.measured.as_mut()) {
-        measured.streams_weights = true;
-    }
-    let (streams, after) = ttft(&cluster);
-    assert!(streams == 2 && after < 25.0, "{streams} {after}");
-}
-
-/// Where machine and GPU share memory, they read it alike.
-#[test]
-fn an_output_head_is_not_on_a_gpu_that_shares_memory() {
-    let input = PlanningInput::new(&model("llama-3-8b"), &nodes(&["d1"]), &options()).unwrap();
-    let gpu = input.devices[0].gpu.as_ref().unwrap();
-    assert!(gpu.memory_bytes.is_none() && gpu.head_seconds.is_none());
-}
-
 /// What is said of each machine is what a plan without it takes; and no change for the better makes a ring slower.
 #[test]
 fn reasons_are_what_other_machines_would_take() {
@@ -651,28 +543,6 @@ fn planning_again_changes_nothing() {
     let first = planned(&model, &cluster, &options());
     let second = planned(&model, &cluster, &options());
     assert_eq!(first.members, second.members);
-}
-
-#[test]
-fn a_gpu_that_shares_memory_is_planned_as_it_is_checked() {
-    let model = model("llama-3-8b");
-    // Of the machine and of its GPU: the machine's counts.
-    for (available, of_gpu) in [(6 * GIB, GIB / 2), (5 * GIB, 6 * GIB)] {
-        let mut cluster = nodes(&["d1"]);
-        let node = &mut cluster[0];
-        node.spec.disk_allowed = Some(false);
-        let status = node.status.as_mut().unwrap();
-        status.memory.available_bytes = available;
-        let gpu = &mut status.gpus[0];
-        gpu.backend = GpuBackend::Vulkan;
-        let measured = gpu.measured.as_mut().unwrap();
-        assert!(measured.unified_memory);
-        measured.available_bytes = of_gpu;
-        let input = PlanningInput::new(&model, &cluster, &options()).unwrap();
-        assert_eq!(input.devices[0].memory_bytes, available as f64);
-        // All that fits is found good.
-        planned(&model, &cluster, &options());
-    }
 }
 
 #[test]

@@ -12,10 +12,11 @@ use prima_halda::{Options, Plan, PlanningInput, plan};
 const MIB: i64 = 1 << 20;
 const CONTEXT: usize = 16_384;
 const FULL_ATTENTION: [usize; 4] = [5, 11, 17, 23];
-/// KV cache of a layer that sees all positions, each of 4096 bytes, and of one with a window of 128: two windows, a chunk and a block of four
-/// sequences.
+/// KV cache of a layer that sees all positions, each of 4096 bytes, and of one with a window of 128: two windows, a chunk and a block of each
+/// sequence. These machines' agents are of before, and count on four.
 const FULL: i64 = 4096 * CONTEXT as i64;
-const WINDOWED: i64 = 4096 * 4 * (2 * 128 + 128 + 64);
+const SEQUENCE: i64 = 4096 * (2 * 128 + 128 + 64);
+const WINDOWED: i64 = 4 * SEQUENCE;
 
 /// As gemma3 has it, of 24 layers every sixth sees all positions. A layer has 1 MiB of weights, so that KV caches are most of what there is.
 fn model() -> ModelProfile {
@@ -71,11 +72,11 @@ fn planned(nodes: &[NodeProfile], rounds: usize) -> Plan {
     plan
 }
 
-fn kv_bytes(windows: &[Window]) -> i64 {
+fn kv_bytes(windows: &[Window], windowed: i64) -> i64 {
     let layers = windows.iter().flat_map(|window| window.first..window.last);
     let bytes = layers.map(|layer| match FULL_ATTENTION.contains(&layer) {
         true => FULL,
-        false => WINDOWED,
+        false => windowed,
     });
     bytes.sum()
 }
@@ -87,7 +88,7 @@ fn a_plan_states_the_kv_caches_of_each_members_layers() {
         let plan = planned(&machines(8 << 30), rounds);
         assert_eq!(plan.members.len(), 2);
         for (member, report) in plan.members.iter().zip(&plan.report.members) {
-            assert_eq!(report.kv_bytes as i64, kv_bytes(&member.windows));
+            assert_eq!(report.kv_bytes as i64, kv_bytes(&member.windows, WINDOWED));
             let mean = report.layers as i64 * (FULL + 5 * WINDOWED) / 6;
             differs |= report.kv_bytes as i64 != mean;
         }
@@ -110,13 +111,42 @@ fn no_member_gets_layers_whose_kv_caches_do_not_fit() {
     by_mean.model.kv_of_layers.clear();
     by_mean.model.buffer_bytes += 5.0 * (FULL - WINDOWED) as f64 / 6.0;
     let by_mean = search(&by_mean, Effort::default()).unwrap().assignment;
-    assert!(kv_bytes(&by_mean.windows()[1]) > for_kv, "{by_mean:?}");
+    let kv = kv_bytes(&by_mean.windows()[1], WINDOWED);
+    assert!(kv > for_kv, "{by_mean:?}");
 
     let plan = planned(&nodes, 4);
     assert_eq!(plan.members[1].name, "back");
-    let kv = kv_bytes(&plan.members[1].windows);
+    let kv = kv_bytes(&plan.members[1].windows, WINDOWED);
     assert!(kv <= for_kv, "{kv} of {for_kv} bytes");
     assert_eq!(plan.report.members[1].kv_bytes as i64, kv);
+}
+
+#[test]
+fn windows_have_room_for_all_requests_once_all_agents_know() {
+    let mut nodes = machines(8 << 30);
+    for (knows, sequences) in [(None, 4), (Some(0), 4), (Some(1), 16)] {
+        if let Some(index) = knows {
+            nodes[index]
+                .status
+                .as_mut()
+                .unwrap()
+                .reads_windowed_sequences = true;
+        }
+        let plan = planned(&nodes, 1);
+        assert_eq!(plan.windowed_sequences, sequences);
+        for (member, report) in plan.members.iter().zip(&plan.report.members) {
+            let windowed = sequences as i64 * SEQUENCE;
+            assert_eq!(report.kv_bytes as i64, kv_bytes(&member.windows, windowed));
+        }
+    }
+    // Who asks for contexts has four in each.
+    let options = Options {
+        concurrent_requests: 3,
+        kv_contexts: 3,
+        ..options(1)
+    };
+    let input = PlanningInput::new(&model(), &nodes, &options).unwrap();
+    assert_eq!(input.windowed_sequences, 4);
 }
 
 /// A profile of before says how many layers have a window, and not which.

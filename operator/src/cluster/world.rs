@@ -1,23 +1,24 @@
-//! What the operator knows of the cluster without asking: watched NodeProfiles, RingPlans, Nodes and the agents' Leases. Decides
+//! What the operator knows of the cluster without asking: watched NodeProfiles, RingPlans, Nodes and the agents' Leases and claims. Decides
 //! when an agent counts as gone. Reconciling reads from here and never lists.
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::stream::{BoxStream, StreamExt};
-use futures::{Stream, future};
+use futures::{FutureExt, Stream, future};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Node, ResourceQuota, Service};
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, ResourceQuota, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{ApiResource, DynamicObject, PartialObjectMeta};
 use kube::runtime::WatchStreamExt;
-use kube::runtime::reflector::{self, Store};
+use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource, ResourceExt};
 use prima_crds::v1alpha1::node_profile::{AgentProfile, NodeProfile, NodeProfileSpec};
@@ -52,6 +53,11 @@ pub struct Stores {
     agents: Arc<Mutex<Agents>>,
     leases: Store<Lease>,
     quotas: Store<ResourceQuota>,
+    agent_namespace: String,
+    /// Names of those that agents mount.
+    agent_claims: Vec<String>,
+    /// Of their namespace; empty where they mount none.
+    claims: Store<PersistentVolumeClaim>,
     /// Plans that were written a moment ago, which the watch may not have shown yet.
     written: Mutex<Vec<(Instant, Arc<RingPlan>)>>,
 }
@@ -70,6 +76,8 @@ pub struct Machine {
     /// Its agent was asked to end, and runs its members until rings do without them, or for a while.
     pub leaving: bool,
     pub agent: AgentState,
+    /// When this operator saw its agent renew the Lease last.
+    pub heard: Option<Instant>,
 }
 
 impl Machine {
@@ -127,6 +135,9 @@ struct Agents {
 
 struct Heard {
     renewed: Option<MicroTime>,
+    /// When that was seen.
+    seen: Instant,
+    /// From when on its silence counts.
     at: Instant,
     first: Instant,
     alive: bool,
@@ -163,6 +174,7 @@ impl Agents {
         let expiry = spec.and_then(|spec| spec.lease_duration_seconds);
         let heard = self.heard.entry(node.to_owned()).or_insert(Heard {
             renewed: None,
+            seen: now,
             at: now,
             first: now,
             alive: false,
@@ -178,6 +190,7 @@ impl Agents {
         // Of the first one its time says nothing: many boards have no clock. So an agent that had gone before this process began counts as
         // living once more, until its Lease has run out.
         heard.renewed = renewed;
+        heard.seen = now;
         heard.at = now;
         if !heard.alive {
             heard.first = now;
@@ -197,6 +210,11 @@ impl Agents {
         gone
     }
 
+    /// When it was seen last to renew its Lease.
+    fn heard(&self, node: &str) -> Option<Instant> {
+        self.heard.get(node).map(|heard| heard.seen)
+    }
+
     fn state(&self, node: &str, now: Instant) -> AgentState {
         match self.heard.get(node) {
             // An operator that has just begun to listen must not take agents for gone.
@@ -212,9 +230,55 @@ impl Agents {
     }
 }
 
+/// Which changes of machines' profiles may concern Models. What an operator says there itself concerns none: it says something of each machine, and
+/// all Models would be looked at as often.
+#[derive(Default)]
+struct ProfileNews {
+    /// By name, a hash of all else.
+    known: HashMap<String, u64>,
+}
+
+impl ProfileNews {
+    /// Takes in what a watch shows; returns whether it may concern Models. `problem`: why a profile cannot be read in full.
+    fn take_in(
+        &mut self,
+        event: &Event<NodeProfile>,
+        problem: impl Fn(&str) -> Option<String>,
+    ) -> bool {
+        match event {
+            Event::Apply(profile) | Event::InitApply(profile) => {
+                let name = profile.name_any();
+                let mut status = profile.status.clone();
+                if let Some(status) = &mut status {
+                    status.conditions.clear();
+                }
+                let mut hasher = DefaultHasher::new();
+                let all_else = format!("{:?} {status:?} {:?}", profile.spec, problem(&name));
+                all_else.hash(&mut hasher);
+                let now = hasher.finish();
+                self.known.insert(name, now) != Some(now)
+            }
+            Event::Delete(profile) => {
+                self.known.remove(&profile.name_any());
+                true
+            }
+            Event::Init => {
+                self.known.clear();
+                false
+            }
+            // A list that comes anew names what is there, and not what has gone.
+            Event::InitDone => true,
+        }
+    }
+}
+
 impl Stores {
-    /// Starts to watch. `ours`: the label selector of what the operator makes.
-    pub fn watch(client: &Client, agent_namespace: &str, ours: &str) -> (Self, Changes) {
+    /// Starts to watch. The agents' namespace, and the claims there that they mount. `ours`: the label selector of what the operator makes.
+    pub fn watch(
+        client: &Client,
+        (agent_namespace, agent_claims): (&str, &[String]),
+        ours: &str,
+    ) -> (Self, Changes) {
         let all = super::watching::watch;
         let ours = || all().labels(ours);
         let (sender, any) = mpsc::channel(1);
@@ -229,6 +293,17 @@ impl Stores {
                 None => problems.remove(&name),
             };
             Some(profile)
+        });
+        let told = sender.clone();
+        let (problems, mut news) = (unreadable.clone(), ProfileNews::default());
+        let profiles = profiles.inspect(move |event| {
+            let problem = |name: &str| lock(&problems).get(name).cloned();
+            if event
+                .as_ref()
+                .is_ok_and(|event| news.take_in(event, problem))
+            {
+                let _ = told.try_send(());
+            }
         });
         let (profiles, profile_changes) = watched(profiles);
         let (nodes, node_changes) = watched(watcher::watcher(
@@ -260,6 +335,13 @@ impl Stores {
         // The API server writes into them all the time what it counts.
         let allowed = quotas.clone();
         let allowed = looked_at(move || allowances(&allowed));
+        let claims = Api::<PersistentVolumeClaim>::namespaced(client.clone(), agent_namespace);
+        // Where agents mount none, the chart gives no right to watch them.
+        let claims = match agent_claims.is_empty() {
+            false => watcher::watcher(claims, all()).boxed(),
+            true => futures::stream::pending().boxed(),
+        };
+        let (claims, claim_changes) = watched(claims);
         let (services, service_changes) =
             watched(watcher::watcher(Api::all(client.clone()), ours()));
         let (slices, slice_changes) = watched(watcher::watcher(Api::all(client.clone()), ours()));
@@ -288,13 +370,15 @@ impl Stores {
             future::ready((before.as_ref() != Some(&now)).then_some(()))
         });
         let mut changes = futures::stream::select_all([
-            profile_changes.map(|_: NodeProfile| ()).boxed(),
+            profile_changes.filter_map(|_| future::ready(None)).boxed(),
             relabelled.boxed(),
             cordon_changes.filter_map(|_| future::ready(None)).boxed(),
             cordons.boxed(),
             left_soon.boxed(),
             quota_changes.filter_map(|_| future::ready(None)).boxed(),
             allowed.boxed(),
+            // A Model that may be concerned is looked at again every few seconds anyway.
+            claim_changes.filter_map(|_| future::ready(None)).boxed(),
             heard.boxed(),
             looked.boxed(),
         ]);
@@ -318,6 +402,9 @@ impl Stores {
             agents,
             leases,
             quotas,
+            agent_namespace: agent_namespace.to_owned(),
+            agent_claims: agent_claims.to_vec(),
+            claims,
             written: Mutex::default(),
         };
         let changes = Changes {
@@ -329,7 +416,7 @@ impl Stores {
         (stores, changes)
     }
 
-    /// Waits until all that no controller reads was listed once. The error names what was not.
+    /// Waits until all that no controller reads, and that decisions depend on, was listed once. The error names what was not.
     pub async fn ready(&self) -> Result<(), &'static str> {
         let deadline = tokio::time::Instant::now() + READY_LIMIT;
         listed("NodeProfiles", &self.profiles, deadline).await?;
@@ -383,6 +470,7 @@ impl Stores {
                 cordoned: cordoned.contains(&name),
                 leaving: leaving.contains(&name),
                 agent: agents.state(&name, now),
+                heard: agents.heard(&name),
                 profile,
                 name,
             })
@@ -394,6 +482,20 @@ impl Stores {
         let mut quotas = self.quotas.state();
         quotas.retain(|quota| quota.metadata.namespace.as_deref() == Some(namespace));
         quotas
+    }
+
+    /// What keeps agents from starting, as far as the claims say that they mount: all of them, whichever a Model has its file in.
+    pub fn claim_problem(&self) -> Option<String> {
+        // Until they were listed, none is known to be missing.
+        self.claims.wait_until_ready().now_or_never()?.ok()?;
+        let namespace = &self.agent_namespace;
+        let problem = |name: &String| {
+            let claim = self.claims.get(&ObjectRef::new(name).within(namespace));
+            let state = unbound(claim.as_deref())?;
+            Some(format!("claim {name} in {namespace} {state}"))
+        };
+        let problems: Vec<String> = self.agent_claims.iter().filter_map(problem).collect();
+        (!problems.is_empty()).then(|| problems.join("; "))
     }
 
     /// All plans that are not being deleted, as far as they are known or were written here.
@@ -475,6 +577,18 @@ fn allowances(quotas: &Store<ResourceQuota>) -> HashSet<String> {
         format!("{:?} {} {hard:?}", quota.namespace(), quota.name_any())
     };
     quotas.iter().map(said).collect()
+}
+
+/// What is to be said of a claim that has no volume.
+fn unbound(claim: Option<&PersistentVolumeClaim>) -> Option<String> {
+    let Some(claim) = claim else {
+        return Some("does not exist".to_owned());
+    };
+    let status = claim.status.as_ref();
+    match status.and_then(|status| status.phase.as_deref()) {
+        Some("Bound") => None,
+        phase => Some(format!("is {}", phase.unwrap_or("Pending"))),
+    }
 }
 
 fn names(nodes: &Store<PartialObjectMeta<Node>>) -> HashSet<String> {

@@ -30,7 +30,7 @@ pub enum KnownApiKeys {
 }
 
 /// From one look at the Secrets to the next.
-const LOOK: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_secs(1);
 /// Secrets that are read at the same time.
 const CONCURRENCY: usize = 8;
 

@@ -186,7 +186,7 @@ pub fn answers(plan: &RingPlan, machines: &[Machine], unready: &Unready) -> bool
 }
 
 /// Whether this ring has loaded, and no part of it is known to be lost.
-fn may_answer(plan: &RingPlan, machines: &[Machine]) -> bool {
+pub fn may_answer(plan: &RingPlan, machines: &[Machine]) -> bool {
     loaded(plan, machines) == plan.spec.members.len()
 }
 

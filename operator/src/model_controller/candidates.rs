@@ -26,6 +26,8 @@ pub struct Candidates {
     pub leaving: Vec<String>,
     /// What will soon change by itself, and is worth waiting for before the first plan.
     pub awaited: Vec<String>,
+    /// Pairs that do not reach each other, and must not be neighbours.
+    pub apart: Vec<[String; 2]>,
 }
 
 /// A machine measures itself and its links in seconds; one that takes longer than this is not waited for.
@@ -54,7 +56,7 @@ impl Candidates {
     ) -> Self {
         let mut candidates = Self::default();
         let machines = &world.machines;
-        // A ring that cannot run needs no memory; else two such rings would keep each other from being planned anew.
+        // A ring that cannot run needs no memory; else two such rings would keep each other from being planned again.
         let runs = |plan: &&Arc<RingPlan>| {
             let mut members = plan.spec.members.iter();
             members.all(|member| {

@@ -4,6 +4,7 @@
 mod tests;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::jiff::Timestamp;
 use prima_crds::quantity::rounded;
 use prima_crds::v1alpha1::model::{Model, ModelStatus};
 use prima_crds::v1alpha1::model_profile::ModelProfileSpec;
@@ -11,7 +12,7 @@ use prima_crds::v1alpha1::model_source::ModelSource;
 use prima_crds::v1alpha1::ring_plan::{MemberState, MemberStatus, RingMember, RingPlan};
 
 use super::apply::Ring;
-use super::decide::{self, Decision, DecisionKind};
+use super::decide::{self, Apart, Decision, DecisionKind, MACHINES_APART};
 use super::dereference::World;
 use super::reached::NotReady;
 use super::resolve::{RESOLVE_FAILED, RESOLVED, Resolution, shown};
@@ -22,17 +23,20 @@ const READY: &str = "Ready";
 const NOT_REACHED: &str = "NotReached";
 const MACHINE_OUT: &str = "MachineOut";
 
-/// All of them, for what was decided and the ring that there is.
+/// All of them, for what was decided and the ring that there is. `said`: what was written last.
 pub fn of(
     world: &World,
     decision: &Decision,
     ring: &Ring,
     decided: &decide::State,
+    said: &[Condition],
 ) -> Vec<Condition> {
     let model = &*world.model;
-    let before = model.status.as_ref();
+    let shown = model.status.as_ref();
+    let shown = shown.map_or(&[][..], |status| &status.conditions);
+    let before = latest(shown, said);
     let mut conditions = Conditions {
-        before: before.map_or(&[], |status| &status.conditions),
+        before: &before,
         generation: model.metadata.generation,
         made: Vec::new(),
     };
@@ -49,6 +53,19 @@ pub fn of(
         None => conditions.without_a_ring(world, decision),
     }
     conditions.made
+}
+
+/// Each as it was last. A watch that lags behind shows it as it was before: of what has changed since, each look would say another time, and so would
+/// each look at that, once the watch shows it.
+fn latest(shown: &[Condition], said: &[Condition]) -> Vec<Condition> {
+    let is_newer = |said: &&Condition| {
+        let shown = find(shown, &said.type_);
+        shown.is_none_or(|shown| shown.last_transition_time.0 <= said.last_transition_time.0)
+    };
+    let newer: Vec<&Condition> = said.iter().filter(is_newer).collect();
+    let is_latest = |shown: &&Condition| newer.iter().all(|said| said.type_ != shown.type_);
+    let others = shown.iter().filter(is_latest);
+    others.chain(newer.iter().copied()).cloned().collect()
 }
 
 /// What there is to say of a Model that says that it is ready, where only this is known: its ring does not answer.
@@ -99,6 +116,11 @@ impl Withdrawn {
 /// Whether this says that the Model is not ready.
 pub fn is_not_ready(status: &ModelStatus) -> bool {
     find(&status.conditions, READY).is_some_and(|ready| ready.status == "False")
+}
+
+/// Since when it says what it says of whether the Model is ready.
+pub fn ready_since(status: &ModelStatus) -> Option<Timestamp> {
+    Some(find(&status.conditions, READY)?.last_transition_time.0)
 }
 
 /// Whether a Model says that its ring is not reached, or lacks a machine. Members may say otherwise.
@@ -189,6 +211,17 @@ impl<'a> Members<'a> {
         out.map(|out| format!("{}: {}", out.name, out.why))
             .collect()
     }
+
+    /// Why the ring is not whole though all have loaded, where two neighbours do not reach each other.
+    fn apart(&self, decision: &Decision) -> Vec<String> {
+        let members = &self.plan.spec.members;
+        let have_loaded = self.before(MemberState::Loaded).is_none();
+        let pairs = decision.apart.iter().filter(|_| have_loaded);
+        pairs
+            .filter(|apart| apart.are_neighbours(members))
+            .map(Apart::told)
+            .collect()
+    }
 }
 
 struct Conditions<'a> {
@@ -239,7 +272,7 @@ impl Conditions<'_> {
         decided: &decide::State,
     ) {
         if let Some((reason, message)) = decision.kind.why_not() {
-            return self.add("Planned", false, reason, message.to_owned());
+            return self.add("Planned", false, reason, with_apart(message, decision));
         }
         let Some(plan) = ring.newest.as_deref() else {
             return self.add("Planned", false, "Planning", "no plan yet".to_owned());
@@ -304,6 +337,11 @@ impl Conditions<'_> {
             let message = format!("answers on {}", line(serving));
             return self.add(READY, true, "Ready", message);
         }
+        let unready = world.unready(members.plan);
+        let apart = match unready {
+            Some(NotReady::NotReached(_)) => Vec::new(),
+            _ => members.apart(decision),
+        };
         let (reason, message) = match (&decision.kind, members.out(decision).as_slice()) {
             // Clients are sent away before it ends, and only then is the next plan written.
             (DecisionKind::New { spec, why, .. }, _)
@@ -315,7 +353,9 @@ impl Conditions<'_> {
                 );
                 ("Planning", message)
             }
-            (_, []) => members.why_not_ready(world.unready(members.plan)),
+            // Also where no other ring can be planned, so that all machines are out of one.
+            _ if !apart.is_empty() => (MACHINES_APART, apart.join("; ")),
+            (_, []) => members.why_not_ready(unready),
             (_, out) => (MACHINE_OUT, out.join("; ")),
         };
         self.add(READY, false, reason, message);
@@ -323,11 +363,13 @@ impl Conditions<'_> {
 
     fn degraded(&mut self, world: &World, decision: &Decision, ring: &Ring, members: &Members<'_>) {
         if let Some((_, message)) = decision.kind.why_not() {
-            return self.add("Degraded", true, "CannotReplan", message.to_owned());
+            let message = with_apart(message, decision);
+            return self.add("Degraded", true, "CannotReplan", message);
         }
         let newest = members.plan.spec.generation;
         let serving = ring.serving.as_ref().map(|plan| plan.spec.generation);
-        if let Some(serving) = serving.filter(|serving| *serving != newest) {
+        let replaced = serving.filter(|serving| *serving != newest && decision.apart.is_empty());
+        if let Some(serving) = replaced {
             let until = match world.unready(members.plan) {
                 Some(_) => "answers again",
                 None => "has loaded",
@@ -336,6 +378,18 @@ impl Conditions<'_> {
             return self.add("Degraded", true, "Replacing", message);
         }
         match members.failed().as_slice() {
+            // Also while a ring goes round them: this has to be mended by hand.
+            [] if !decision.apart.is_empty() => {
+                self.add("Degraded", true, MACHINES_APART, all_told(&decision.apart));
+            }
+            [] if world.is_lossy(members.plan) => {
+                let rank0 = members.plan.spec.members.first();
+                let rank0 = rank0.map_or("rank 0", |rank0| rank0.name.as_str());
+                let message = format!(
+                    "packets get lost between the operator and {rank0}: look at its cable or Wi-Fi"
+                );
+                self.add("Degraded", true, "PacketsLost", message);
+            }
             [] => {
                 let message = "the ring is as planned".to_owned();
                 self.add("Degraded", false, "AsPlanned", message);
@@ -359,6 +413,19 @@ impl Conditions<'_> {
         self.made
             .push(condition(self.before, self.generation, said));
     }
+}
+
+/// Why there is no plan, and which machines do not reach each other.
+fn with_apart(message: &str, decision: &Decision) -> String {
+    match decision.apart.as_slice() {
+        [] => message.to_owned(),
+        apart => format!("{message}; {}", all_told(apart)),
+    }
+}
+
+fn all_told(apart: &[Apart]) -> String {
+    let pairs: Vec<String> = apart.iter().map(Apart::told).collect();
+    pairs.join("; ")
 }
 
 /// What a member says of its part of a plan.

@@ -8,6 +8,7 @@
 //!
 //! A ring that is needed, and for which there is no room, takes that of rings of lower priority (`priority`).
 
+mod apart;
 mod going_on;
 mod keys;
 mod left_out;
@@ -28,12 +29,12 @@ use prima_crds::v1alpha1::model::{Model, NodeShare, ResolvedModel};
 use prima_crds::v1alpha1::model_profile::ModelProfileSpec;
 use prima_crds::v1alpha1::model_source::ModelSource;
 use prima_crds::v1alpha1::ring_plan::{
-    DEFAULT_CONCURRENT_REQUESTS, FileVersion, PlannedDraft, PlannedModel, RingMember, RingPlan,
-    RingPlanSpec, Speed,
+    FileVersion, PlannedDraft, PlannedModel, RingMember, RingPlan, RingPlanSpec, Speed,
 };
 use prima_halda::Plan;
 
 use super::api_keys::KnownApiKeys;
+use super::apply;
 use super::candidates::Candidates;
 use super::conditions::member_status;
 use super::dereference::World;
@@ -41,12 +42,14 @@ use super::quota;
 use super::resolve::Resolution;
 use super::standing::Standing;
 use crate::plan;
+pub use apart::{Apart, MACHINES_APART};
 use going_on::{Broken, going_on};
 pub use keys::in_the_clear;
 use left_out::{NO_ROOM, NOT_WORTH_IT, OTHERS_FIRST, TOO_SOON, no_machines, out_of_ring};
 use priority::DISPLACED;
 pub use priority::is_said_to_be_displaced;
-pub use question::{Answer, Question, plan_depends_on};
+use question::DOES_NOT_FIT;
+pub use question::{Answer, NoRing, Question, plan_depends_on};
 use refusals::Refusals;
 
 /// What is remembered of one Model from one decision to the next.
@@ -114,6 +117,8 @@ pub struct Decision {
     pub kind: DecisionKind,
     /// Machines that are not in the ring, and why.
     pub out: Vec<NodeShare>,
+    /// Machines that do not reach each other.
+    pub apart: Vec<Apart>,
     /// What is waited for, in words; empty if nothing.
     pub awaited: Vec<String>,
     /// A ring fails, for a while.
@@ -181,6 +186,7 @@ impl Decision {
         Self {
             kind,
             out: Vec::new(),
+            apart: Vec::new(),
             awaited: Vec::new(),
             fails: false,
         }
@@ -312,13 +318,83 @@ fn with_machines(
     state.displaced |= current.is_none() && priority::is_said_to_be_displaced(&world.model);
     let known_for = current.map_or(Duration::ZERO, |plan| state.see(plan, now));
     let refused = state.refusals.note(current, &world.machines, now);
+    let mut apart = state.refusals.apart(now);
+    let mut found = among(world, resolved, state, &refused, &apart, known_for);
+    // A ring that has loaded goes on when they reach each other. Where there is none that could, another one is tried: nothing else would show it.
+    let shows = |plan: &Arc<RingPlan>| {
+        let mut pairs = apart.iter();
+        let has_both = pairs.any(|apart| apart.are_neighbours(&plan.spec.members));
+        has_both && apply::may_answer(plan, &world.machines)
+    };
+    let goes_round_nobody = |kind: &DecisionKind| {
+        let reason = kind.why_not().map(|(reason, _)| reason);
+        reason == Some(MACHINES_APART)
+    };
+    if goes_round_nobody(&found.kind) && !current.is_some_and(shows) {
+        state.refusals.forget_apart();
+        apart.clear();
+        found = among(world, resolved, state, &refused, &apart, known_for);
+    }
+    let Found {
+        kind,
+        candidates,
+        fingerprint,
+    } = found;
+    // What is said of machines that can take no part anyway is no help, nor that others are planned where there are none.
+    apart.retain(|apart| {
+        let mut pair = apart.pair.iter();
+        pair.all(|name| candidates.profile(name).is_some())
+    });
+    let none = goes_round_nobody(&kind);
+    apart.iter_mut().for_each(|apart| apart.planned &= !none);
+    let kind = match current {
+        None if state.displaced => priority::as_displaced(kind, world, &candidates),
+        _ => kind,
+    };
+    let answer = state.answer_to(&fingerprint).or(state.answers.last());
+    let generation = current.map(|plan| plan.spec.generation);
+    let kept = match &state.kept {
+        Some((of, why)) if Some(*of) == generation => why.as_str(),
+        _ => NOT_WORTH_IT,
+    };
+    Decision {
+        out: out_of_ring(&kind, kept, world, &candidates, answer),
+        kind,
+        apart,
+        awaited: candidates.awaited,
+        fails: state.refusals.wait(now),
+    }
+}
+
+/// What becomes of a Model that should have a ring.
+struct Found {
+    kind: DecisionKind,
+    candidates: Candidates,
+    /// Of the question for the best ring of all candidates.
+    fingerprint: String,
+}
+
+/// With what is known of machines: those that `refused`, and those that are `apart`.
+fn among(
+    world: &World,
+    resolved: &ResolvedModel,
+    state: &mut State,
+    refused: &BTreeMap<String, String>,
+    apart: &[Apart],
+    known_for: Duration,
+) -> Found {
+    let current = world.current();
     let members = current.map_or(&[][..], |plan| &plan.spec.members);
-    let candidates = Candidates::new(&world.model, resolved, world, &refused, members);
+    let kept_apart = apart.iter().filter(|apart| apart.planned);
+    let candidates = Candidates {
+        apart: kept_apart.map(|apart| apart.pair.clone()).collect(),
+        ..Candidates::new(&world.model, resolved, world, refused, members)
+    };
     let fingerprint = question::fingerprint(&world.model, resolved, &candidates);
     let case = Case {
         world,
         resolved,
-        refused: &refused,
+        refused,
         candidates: &candidates,
         fingerprint: &fingerprint,
         skeleton: skeleton(&world.model, resolved),
@@ -338,34 +414,28 @@ fn with_machines(
             message: format!("waiting for {}", candidates.awaited.join("; ")),
         },
         None => case.first_ring(state),
-        Some(current) => {
-            match going_on(current, &world.model, resolved, &case.skeleton, &candidates) {
-                Ok(()) => match case.faster_ring(current, state, known_for) {
-                    Ok(kind) => kind,
-                    Err(why) => {
-                        state.kept = Some((current.spec.generation, why));
-                        DecisionKind::Keep(current.clone())
-                    }
-                },
-                Err(broken) => case.ring_instead_of(current, &broken, state),
-            }
-        }
+        Some(current) => match going_on(
+            current,
+            &world.model,
+            resolved,
+            &case.skeleton,
+            &candidates,
+            apart,
+        ) {
+            Ok(()) => match case.faster_ring(current, state, known_for) {
+                Ok(kind) => kind,
+                Err(why) => {
+                    state.kept = Some((current.spec.generation, why));
+                    DecisionKind::Keep(current.clone())
+                }
+            },
+            Err(broken) => case.ring_instead_of(current, &broken, state),
+        },
     };
-    let kind = match current {
-        None if state.displaced => priority::as_displaced(kind, world, &candidates),
-        _ => kind,
-    };
-    let answer = state.answer_to(&fingerprint).or(state.answers.last());
-    let generation = current.map(|plan| plan.spec.generation);
-    let kept = match &state.kept {
-        Some((of, why)) if Some(*of) == generation => why.as_str(),
-        _ => NOT_WORTH_IT,
-    };
-    Decision {
-        out: out_of_ring(&kind, kept, world, &candidates, answer),
+    Found {
         kind,
-        awaited: candidates.awaited,
-        fails: state.refusals.wait(now),
+        candidates,
+        fingerprint,
     }
 }
 
@@ -385,6 +455,9 @@ struct Case<'a> {
 /// Who runs which layers, before anybody's address is known.
 struct PlannedWindows {
     rounds: i32,
+    /// For which the members' memory was planned, as for the next.
+    windowed_sequences: i32,
+    chunk_positions: i32,
     members: Vec<RingMember>,
     predicted: Option<Speed>,
 }
@@ -393,6 +466,8 @@ impl PlannedWindows {
     fn planned(plan: &Plan) -> Self {
         Self {
             rounds: plan.rounds as i32,
+            windowed_sequences: plan.windowed_sequences as i32,
+            chunk_positions: plan.report.chunk_positions as i32,
             members: plan::members(plan, |_| String::new()),
             predicted: Some(plan::speed(&plan.report)),
         }
@@ -401,6 +476,8 @@ impl PlannedWindows {
     fn kept(plan: &RingPlan) -> Self {
         Self {
             rounds: plan.spec.rounds,
+            windowed_sequences: plan.spec.windowed_sequences,
+            chunk_positions: plan.spec.chunk_positions,
             members: plan.spec.members.clone(),
             predicted: plan.spec.predicted,
         }
@@ -495,16 +572,26 @@ impl Case<'_> {
                 .best(state, true)
                 .and_then(|windows| self.spec(windows, others))
                 .and_then(|ring| self.in_turn(ring, true)),
-            Broken::Changed(_) => self.next_plan(state, true),
+            Broken::WithoutGpu { .. } | Broken::Changed(_) => self.next_plan(state, true),
         };
-        let spec = match spec {
+        let mut spec = match spec {
             Ok(spec) => spec,
             Err(ask @ DecisionKind::Ask(_)) => return ask,
             // The agent that ends is soon followed by another, most often.
             Err(_) if only_leaves => return DecisionKind::Keep(current.clone()),
             Err(kind) => return kind,
         };
-        let why = broken.why().to_owned();
+        let why = broken.why();
+        if let Broken::WithoutGpu { machine, lacks } = broken {
+            // Said for as long as this ring is there, and the GPU may be back before.
+            let mut members = spec.members.iter_mut();
+            if let Some(member) = members.find(|member| member.name == *machine) {
+                let planned = member.why.as_deref().unwrap_or("it has layers");
+                member.why = Some(format!(
+                    "{planned}; its GPU could not be used when this was planned: {lacks}"
+                ));
+            }
+        }
         let retire_first = !self.fits_beside(&spec);
         if retire_first && only_leaves {
             return DecisionKind::Keep(current.clone());
@@ -564,8 +651,8 @@ impl Case<'_> {
         if let Some(message) = quota::priority_refusal(&world.quotas, world.model.spec.priority) {
             return Err(over_quota(message));
         }
-        let does_not_fit = |message| DecisionKind::NoPlace {
-            reason: "DoesNotFit",
+        let none = |reason, message| DecisionKind::NoPlace {
+            reason,
             message,
             awaits: AwaitedRoom::Any,
         };
@@ -574,12 +661,13 @@ impl Case<'_> {
         {
             let why = candidates.why_out(name);
             let why = why.unwrap_or("there is no NodeProfile of that name");
-            return Err(does_not_fit(format!("spec.rank0 is {name}, but {why}")));
+            let message = format!("spec.rank0 is {name}, but {why}");
+            return Err(none(DOES_NOT_FIT, message));
         }
         match state.answer_to(fingerprint) {
             Some(answer) => match &answer.plan {
                 Ok(plan) => Ok(PlannedWindows::planned(plan)),
-                Err(message) => Err(does_not_fit(message.clone())),
+                Err(NoRing { reason, message }) => Err(none(*reason, message.clone())),
             },
             None => Err(DecisionKind::Ask(Box::new(Question::new(
                 fingerprint,
@@ -600,6 +688,8 @@ impl Case<'_> {
     ) -> Result<RingPlanSpec, DecisionKind> {
         let PlannedWindows {
             rounds,
+            windowed_sequences,
+            chunk_positions,
             mut members,
             predicted,
         } = windows;
@@ -621,6 +711,8 @@ impl Case<'_> {
         let generation = written.max(known).unwrap_or(0);
         let spec = RingPlanSpec {
             generation: generation + 1,
+            windowed_sequences,
+            chunk_positions,
             rounds,
             members,
             predicted,
@@ -664,8 +756,7 @@ pub(super) fn skeleton(model: &Model, resolved: &ResolvedModel) -> RingPlanSpec 
     let wishes = &model.spec;
     let default_context = plan::default_context(profile) as i32;
     let context_length = wishes.context_length.unwrap_or(default_context);
-    let concurrent = wishes.max_concurrent_requests;
-    let kv_contexts = concurrent.unwrap_or(1);
+    let (max_concurrent_requests, kv_contexts) = plan::concurrency(wishes.max_concurrent_requests);
     let draft = resolved.draft.as_ref().map(|draft| {
         let (source, profile) = (&draft.source, &draft.profile);
         let name = format!("{}-draft", model.name_any());
@@ -675,7 +766,7 @@ pub(super) fn skeleton(model: &Model, resolved: &ResolvedModel) -> RingPlanSpec 
         }
     });
     RingPlanSpec {
-        max_concurrent_requests: concurrent.unwrap_or(DEFAULT_CONCURRENT_REQUESTS),
+        max_concurrent_requests,
         kv_contexts,
         activation_dtype: wishes.activation_dtype,
         draft,

@@ -1,5 +1,6 @@
 //! First step: collects all that the other steps need to know, from the watches and, for API keys, from their Secret.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -31,6 +32,8 @@ pub struct World {
     pub api_keys: KnownApiKeys,
     /// Plans to whose ring no client is to be sent, whatever agents say, and why.
     pub unready: Arc<Unready>,
+    /// Plans to whose rank 0 packets get lost, by their uids.
+    pub lossy: BTreeSet<String>,
 }
 
 /// What the decision about one Model has to know of another.
@@ -85,12 +88,19 @@ impl World {
             quotas: quotas_of(model, context),
             api_keys,
             unready: context.reached.unready(),
+            lossy: context.reached.lossy(),
         }
     }
 
     /// Why no client is to be sent to the ring of this plan, if the operator knows better than its agent.
     pub fn unready(&self, plan: &RingPlan) -> Option<&NotReady> {
         reached::of(&self.unready, plan)
+    }
+
+    /// Whether packets get lost on the way to rank 0 of this plan.
+    pub fn is_lossy(&self, plan: &RingPlan) -> bool {
+        let uid = plan.metadata.uid.as_ref();
+        uid.is_some_and(|uid| self.lossy.contains(uid))
     }
 
     /// The Model's newest plan.

@@ -116,6 +116,7 @@ mod tests {
     use tokio::task::yield_now;
 
     use super::*;
+    use crate::model_controller::decide::NoRing;
 
     fn question(fingerprint: &str, urgent: bool) -> Question {
         Question::for_tests(fingerprint, urgent)
@@ -139,7 +140,10 @@ mod tests {
         drop(more.wait_while(answerable.lock().unwrap(), waits).unwrap());
         Answer {
             fingerprint: question.fingerprint.clone(),
-            plan: Err("there is none".to_owned()),
+            plan: Err(NoRing {
+                reason: "None",
+                message: "there is none".to_owned(),
+            }),
         }
     }
 

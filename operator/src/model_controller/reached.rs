@@ -12,8 +12,9 @@
 
 #[cfg(test)]
 mod tests;
+mod way;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::mem::discriminant;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
@@ -21,7 +22,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use futures::future::select;
+use futures::future::{Either, select};
 use futures::stream::FuturesUnordered;
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
@@ -33,6 +34,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::conditions::member_status;
 use crate::cluster::world::{Stores, lock};
+use way::Way;
 
 /// Why no client is to be sent to a ring, though its agent says that it is ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +64,13 @@ pub struct Reached {
 impl Reached {
     pub fn unready(&self) -> Arc<Unready> {
         lock(&self.unready).clone()
+    }
+
+    /// The plans to whose rank 0 packets get lost, by their uids.
+    pub fn lossy(&self) -> BTreeSet<String> {
+        let asked = lock(&self.asked);
+        let lossy = asked.iter().filter(|(_, known)| known.way.loses_packets);
+        lossy.map(|(uid, _)| uid.clone()).collect()
     }
 
     /// Which of `rings` are to be asked now, those first that were not asked for longest. `plans`: the uids of all that there are. A ring that has
@@ -146,6 +155,13 @@ impl Reached {
         };
         changed
     }
+
+    /// Takes in that a ring was answered, by the first question or late; and says whether that changes what is known of the way there.
+    fn note_way(&self, ring: &Ring, is_late: bool) -> bool {
+        let mut asked = lock(&self.asked);
+        let known = asked.get_mut(&ring.uid);
+        known.is_some_and(|known| known.way.note(is_late))
+    }
 }
 
 /// From one look at all rings to the next. A new one is asked at once: whoever was never asked cannot be found silent.
@@ -185,6 +201,7 @@ struct Asked {
     /// Whether its silence is a sign that this machine is cut off. Not if it was judged, here or by another operator, or was not asked for a while,
     /// and has not answered since.
     is_witness: bool,
+    way: Way,
 }
 
 /// What an answer, or none, tells of a ring.
@@ -205,6 +222,7 @@ impl Asked {
             answered: None,
             answers_since: None,
             is_witness: true,
+            way: Way::default(),
         }
     }
 
@@ -286,8 +304,11 @@ pub async fn keep(
                     }
                 }
             }
-            Some((begun, came, ring)) = asking.next() => {
-                if reached.note(&ring, came, begun, Instant::now()) {
+            Some((begun, (came, is_late), ring)) = asking.next() => {
+                let is_answer = !matches!(came, Health::NoAnswer(_));
+                let of_ring = reached.note(&ring, came, begun, Instant::now());
+                let of_way = is_answer && reached.note_way(&ring, is_late);
+                if of_ring || of_way {
                     // Whoever only waits to lead has nobody who listens.
                     let _ = changed.send(ring.model);
                 }
@@ -336,15 +357,19 @@ impl Ring {
         })
     }
 
-    /// What comes first of two questions. `NoAnswer` if both fail.
-    async fn health(&self) -> Health {
+    /// What comes first of two questions; `NoAnswer` if both fail. And whether the second was answered while the first was not, as happens where
+    /// packets get lost. (A slow link keeps both waiting.)
+    async fn health(&self) -> (Health, bool) {
         let others_answered = sleep(OTHERS_ANSWERED);
         let ask = async |wait| {
             sleep(wait).await;
             health_within(DEADLINE, self.http).await
         };
         let (first, again) = (pin!(ask(Duration::ZERO)), pin!(ask(AGAIN)));
-        let (came, other) = select(first, again).await.factor_first();
+        let first_or_again = select(first, again).await;
+        let is_again = matches!(first_or_again, Either::Right(_));
+        let (came, other) = first_or_again.factor_first();
+        let is_late = is_again && !matches!(came, Health::NoAnswer(_));
         let came = match came {
             Health::NoAnswer(_) => other.await,
             answer => answer,
@@ -352,6 +377,6 @@ impl Ring {
         if matches!(came, Health::NoAnswer(_)) {
             others_answered.await;
         }
-        came
+        (came, is_late)
     }
 }

@@ -100,10 +100,14 @@ fn guesses_for(model: &ResolvedFile, draft: ResolvedFile) -> Result<ResolvedFile
 
 impl Unknown {
     fn of_draft(self) -> Self {
-        let of_draft = |message| format!("{OF_DRAFT}{message}");
+        self.after(OF_DRAFT)
+    }
+
+    /// The same, with these words before it.
+    fn after(self, words: &str) -> Self {
         match self {
-            Self::Awaited(message) => Self::Awaited(of_draft(message)),
-            Self::Failed(message) => Self::Failed(of_draft(message)),
+            Self::Awaited(message) => Self::Awaited(format!("{words}{message}")),
+            Self::Failed(message) => Self::Failed(format!("{words}{message}")),
         }
     }
 }
@@ -117,7 +121,17 @@ fn file(
     looks: &mut Looks,
 ) -> Result<ResolvedFile, Unknown> {
     match (source.local_path(), before) {
-        (Some(path), before) => local(source, &path, &context.stores.machines(), before.as_ref()),
+        (Some(path), before) => {
+            let found = local(source, &path, &context.stores.machines(), before.as_ref());
+            found.map_err(|unknown| {
+                // Agents that wait for a volume do not run, and so cannot tell; each waits for those of all claims.
+                let claim = source.persistent_volume_claim.as_ref();
+                match claim.and_then(|_| context.stores.claim_problem()) {
+                    Some(problem) => unknown.after(&format!("{problem}; ")),
+                    None => unknown,
+                }
+            })
+        }
         (None, Some(before)) => Ok(before),
         (None, None) => looks.look(model, source, &context.headers),
     }
@@ -132,19 +146,30 @@ fn local(
 ) -> Result<ResolvedFile, Unknown> {
     let mut versions: BTreeMap<&str, (usize, &LocalModel)> = BTreeMap::new();
     let mut problems = Vec::new();
+    // Of machines that had the file when they were heard of last.
+    let mut silent = Vec::new();
     let mut looked = false;
     for machine in machines {
         let agent = machine
             .profile
             .as_deref()
             .and_then(|profile| profile.status.as_ref()?.agent.as_ref());
-        let Some(agent) = agent.filter(|_| machine.is_alive()) else {
+        let Some(agent) = agent else {
             continue;
         };
-        looked = true;
+        looked |= machine.is_alive();
         let Some(file) = agent.local_models.iter().find(|file| file.path == path) else {
             continue;
         };
+        if !machine.is_alive() {
+            if file.version.is_some() && file.problem.is_none() {
+                silent.push(format!(
+                    "{} has {path}, and nothing is heard of its agent",
+                    machine.name
+                ));
+            }
+            continue;
+        }
         match (&file.version, &file.problem) {
             (_, Some(problem)) => problems.push(format!("{}: {problem}", machine.name)),
             (Some(version), None) => {
@@ -181,6 +206,11 @@ fn local(
             version: version.clone(),
             profile: profile.clone(),
         });
+    }
+    if !silent.is_empty() {
+        // These may come back; what others lack may be no fault of theirs.
+        silent.append(&mut problems);
+        return Err(Unknown::Awaited(silent.join("; ")));
     }
     Err(match (looked, problems.is_empty()) {
         (false, _) => Unknown::Awaited(format!("no machine has looked for {path} yet")),
@@ -229,6 +259,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::cluster::world::AgentState;
     use crate::model_controller::test_world::{machine, model, profile};
 
     #[test]
@@ -249,6 +280,35 @@ mod tests {
             panic!("it is not found");
         };
         assert_eq!(found.profile.parts, ["silu"]);
+    }
+
+    #[test]
+    fn a_silent_machine_that_alone_has_the_file_is_named() {
+        let (_, resolved) = model();
+        let mut machines = [machine("desk"), machine("nas")];
+        for machine in &mut machines {
+            let status = profile(machine).status.as_mut().unwrap();
+            let file = &mut status.agent.as_mut().unwrap().local_models[0];
+            file.profile = Some(resolved.profile.clone());
+        }
+        let alive = machines[1].agent;
+        machines[1].agent = AgentState::Silent;
+        let look = |machines: &[Machine]| local(&resolved.source, "/models/m.gguf", machines, None);
+        assert!(look(&machines).is_ok());
+        // The other one has no such folder.
+        let status = profile(&mut machines[0]).status.as_mut().unwrap();
+        let file = &mut status.agent.as_mut().unwrap().local_models[0];
+        (file.version, file.profile) = (None, None);
+        file.problem = Some("no folder".to_owned());
+        let Err(Unknown::Awaited(message)) = look(&machines) else {
+            panic!("it is not awaited");
+        };
+        assert_eq!(
+            message,
+            "nas has /models/m.gguf, and nothing is heard of its agent; desk: no folder"
+        );
+        machines[1].agent = alive;
+        assert!(look(&machines).is_ok());
     }
 
     #[test]

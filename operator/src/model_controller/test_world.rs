@@ -1,6 +1,6 @@
 //! Machines, Models and plans for tests: small ones that fit, to be changed field by field; and an operator that knows them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -160,6 +160,7 @@ pub fn machine(name: &str) -> Machine {
         cordoned: false,
         leaving: false,
         agent: known_for(1000),
+        heard: None,
     }
 }
 
@@ -209,6 +210,7 @@ pub fn world(machines: &[Machine], plans: &[Arc<RingPlan>]) -> World {
         quotas: Vec::new(),
         api_keys: KnownApiKeys::NotAsked,
         unready: Arc::default(),
+        lossy: BTreeSet::new(),
     }
 }
 
@@ -217,6 +219,7 @@ pub fn decision(kind: DecisionKind) -> Decision {
     Decision {
         kind,
         out: Vec::new(),
+        apart: Vec::new(),
         awaited: Vec::new(),
         fails: false,
     }
@@ -227,6 +230,11 @@ pub type Writes = Arc<Mutex<Vec<(String, Value)>>>;
 
 /// A client of an API server that has nothing, takes all that is written, and cannot read Secrets.
 pub async fn api_server() -> (Client, Writes) {
+    api_server_with(Vec::new()).await
+}
+
+/// The same where it has these, by how their paths end.
+pub async fn api_server_with(objects: Vec<(&'static str, Value)>) -> (Client, Writes) {
     let writes = Writes::default();
     let written = writes.clone();
     let answer = move |method: Method, uri: Uri, body: String| {
@@ -235,13 +243,16 @@ pub async fn api_server() -> (Client, Writes) {
             Method::GET if path.contains("/secrets/") => {
                 (StatusCode::INTERNAL_SERVER_ERROR, String::new())
             }
-            Method::GET => {
-                let none = json!({
-                    "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404,
-                    "message": "there is none",
-                });
-                (StatusCode::NOT_FOUND, none.to_string())
-            }
+            Method::GET => match objects.iter().find(|(end, _)| path.ends_with(end)) {
+                Some((_, object)) => (StatusCode::OK, object.to_string()),
+                None => {
+                    let none = json!({
+                        "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404,
+                        "message": "there is none",
+                    });
+                    (StatusCode::NOT_FOUND, none.to_string())
+                }
+            },
             method => {
                 let mut object: Value = serde_json::from_str(&body).unwrap();
                 let write = (format!("{method} {path}"), object.clone());
@@ -287,7 +298,7 @@ fn client(api_server: &str) -> Client {
 
 /// Of an operator that has just begun, and knows this plan.
 pub fn context(client: Client, plan: &Arc<RingPlan>) -> Context {
-    let (stores, _) = Stores::watch(&no_api_server(), "prima", OURS);
+    let (stores, _) = Stores::watch(&no_api_server(), ("prima", &[]), OURS);
     stores.add_plan(plan.clone());
     let (models, _) = reflector::store();
     let hub = Hub::new(PUBLIC_HUB, None).unwrap();

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::apply::{self, MANAGER, Ring};
 use super::conditions::{self, line, member_status};
-use super::decide::{self, Decision};
+use super::decide::Decision;
 use super::dereference::World;
 use super::event::event;
 use super::resolve::{Resolution, pinned};
@@ -25,13 +25,18 @@ pub async fn update_status(
 ) -> Result<(), ControllerError> {
     let model = &*world.model;
     let before = model.status.clone().unwrap_or_default();
-    let status = status(world, decision, ring, context, &state.decided);
-    // A watch that lags behind still shows what was so before.
-    let said = state.said.as_ref().is_none_or(|said| *said == status);
-    if said && status == before {
+    let status = status(world, decision, ring, context, state);
+    let version = model.resource_version();
+    let is_known = match &state.said {
+        None => status == before,
+        // A watch that lags behind still shows what was so before; what it has shown since may be somebody else's.
+        Some(said) => *said == status && (status == before || version == state.said_beside),
+    };
+    if is_known {
         return Ok(());
     }
     write(model, &status, context, &mut state.said).await?;
+    state.said_beside = version;
     for (kind, good) in [
         ("Resolved", true),
         ("Planned", true),
@@ -107,7 +112,7 @@ fn status(
     decision: &Decision,
     ring: &Ring,
     context: &Context,
-    decided: &decide::State,
+    state: &ReconcileState,
 ) -> ModelStatus {
     let (model, resolution) = (&*world.model, &world.resolution);
     let before = model.status.as_ref();
@@ -152,7 +157,9 @@ fn status(
     nodes.retain(|node| decision.out.iter().all(|out| out.name != node.name));
     nodes.extend(decision.out.iter().cloned());
     let file = model.spec.source.file_name();
-    let conditions = conditions::of(world, decision, ring, decided);
+    let said = state.said.as_ref();
+    let said = said.map_or(&[][..], |said| &said.conditions);
+    let conditions = conditions::of(world, decision, ring, &state.decided, said);
     ModelStatus {
         observed_generation: model.metadata.generation,
         summary: conditions::summary(&conditions, ring.newest.as_deref()),

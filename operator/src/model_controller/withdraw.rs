@@ -25,7 +25,7 @@ use tokio::time::error::Elapsed;
 use tokio::time::{sleep, timeout};
 
 use super::apply::{MANAGER, OURS, SERVICE_LABEL, answers, gone, lead_nowhere};
-use super::conditions::{Withdrawn, is_not_ready};
+use super::conditions::{Withdrawn, is_not_ready, ready_since};
 use super::dereference::is_of;
 use super::event::event;
 use super::reached::{self, Reached, Unready};
@@ -36,7 +36,7 @@ use crate::cluster::world::{Machine, Stores, watched};
 
 /// From one look at what is known to the next.
 const LOOK: Duration = Duration::from_millis(250);
-/// How long a leader has to say it itself, which is enough if nothing is to be planned anew.
+/// How long a leader has to say it itself, which is enough if nothing is to be planned again.
 const GRACE: Duration = Duration::from_millis(500);
 /// For what is written of one Model. An API server that is away is asked again.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -69,10 +69,8 @@ async fn at_once_within(
     if Word::of_leader(model, context).is_none() {
         return Ok(model.clone());
     }
-    let said = state.said.clone().filter(is_not_ready);
-    let status = match said {
-        // The watch has yet to show it.
-        Some(said) => said,
+    let status = match not_shown_yet(model, state) {
+        Some(said) => said.clone(),
         None => match timeout(limit, say(model, context, state)).await {
             Ok(Ok(Some((word, status)))) => {
                 word.tell(model, &context.recorder).await;
@@ -97,9 +95,19 @@ async fn at_once_within(
     Ok(Arc::new(model))
 }
 
-/// Whether [`at_once`] has something to say yet. `said`: what was written of the Model last.
-pub fn is_due(model: &Model, said: Option<&ModelStatus>, context: &Context) -> bool {
-    !said.is_some_and(is_not_ready) && Word::of_leader(model, context).is_some()
+/// Whether [`at_once`] has something to say yet.
+pub fn is_due(model: &Model, state: Option<&ReconcileState>, context: &Context) -> bool {
+    let said = state.and_then(|state| not_shown_yet(model, state));
+    said.is_none() && Word::of_leader(model, context).is_some()
+}
+
+/// What was written last, if it takes back that the Model is ready, and the watch has yet to show it. What it shows may also be what somebody else has
+/// said since.
+fn not_shown_yet<'a>(model: &Model, state: &'a ReconcileState) -> Option<&'a ModelStatus> {
+    let said = state.said.as_ref().filter(|said| is_not_ready(said))?;
+    let shown = model.status.as_ref().and_then(ready_since);
+    let is_older = model.resource_version() == state.said_beside || shown < ready_since(said);
+    is_older.then_some(said)
 }
 
 /// Has the Model's Service lead nowhere, and writes the Model's status. Returns what was written; `None` if by then the Model is ready after all. A
@@ -126,6 +134,7 @@ async fn say(
         ..model.status.clone().unwrap_or_default()
     };
     write(model, &status, context, &mut state.said).await?;
+    state.said_beside = model.resource_version();
     Ok(Some((word, status)))
 }
 
@@ -361,9 +370,14 @@ fn as_ours() -> PatchParams {
 
 #[cfg(test)]
 mod tests {
+    use axum::Router;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use k8s_openapi::jiff::Timestamp;
+    use tokio::net::{TcpListener, TcpSocket};
+
     use super::*;
     use crate::model_controller::test_world::{
-        api_server, context, saying, serving, silent_api_server,
+        api_server, api_server_with, context, saying, serving, silent_api_server,
     };
 
     #[tokio::test]
@@ -378,7 +392,7 @@ mod tests {
         let taken_back = taken_back.await;
         assert!(matches!(taken_back, Err(ControllerError::NotTakenBack(_))));
         // So it is tried again soon.
-        assert!(is_due(&model, state.said.as_ref(), &context));
+        assert!(is_due(&model, Some(&state), &context));
         // Where all is slow, the look goes on some time.
         state.unsaid = MOST_TRIES;
         let taken_back = at_once_within(Duration::ZERO, &model, &context, &mut state);
@@ -411,6 +425,79 @@ mod tests {
     }
 
     #[test]
+    fn who_waits_says_nothing_of_a_ring_it_does_not_know() {
+        let plan = serving("m", 9400);
+        let (own, newer) = (plan.spec.generation, plan.spec.generation + 1);
+        // It knows no machine, so the ring's is gone.
+        let known = Known {
+            plans: vec![plan],
+            machines: Vec::new(),
+            unready: Arc::default(),
+        };
+        let speaks = |model: &Model, role| Word::of(model, &known, role).is_some();
+        let ready_by = |generation| saying("True", "Ready", generation);
+        assert!(speaks(&ready_by(own), Role::Leads) && speaks(&ready_by(own), Role::Waits));
+        assert!(speaks(&ready_by(newer), Role::Leads));
+        assert!(!speaks(&ready_by(newer), Role::Waits));
+        // Nobody needs to be told of one that is being deleted.
+        let mut ends = ready_by(own);
+        let metadata = &mut Arc::make_mut(&mut ends).metadata;
+        metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+        assert!(!speaks(&ends, Role::Leads));
+    }
+
+    /// An instance that was cut off knows little of now.
+    #[tokio::test]
+    async fn what_is_right_or_was_written_meanwhile_is_not_taken_back() {
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let ready = server.local_addr().unwrap().port();
+        let says_ready = Router::new().fallback(|| async { "{}" });
+        tokio::spawn(async move { axum::serve(server, says_ready).await });
+        // Nobody listens there, and nobody else is given the port.
+        let bound = TcpSocket::new_v4().unwrap();
+        bound.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let silent = bound.local_addr().unwrap().port();
+        let slice = |name: &str, endpoints: serde_json::Value| {
+            json!({
+                "metadata": {"name": name, "resourceVersion": "1"},
+                "addressType": "IPv4", "endpoints": endpoints,
+            })
+        };
+        for (port, version, is_taken_back) in [
+            (silent, "7", true),
+            (ready, "7", false),
+            (silent, "8", false),
+        ] {
+            let slices = [
+                slice("m-ipv4", json!([{"addresses": ["127.0.0.1"]}])),
+                slice("m-ipv6", json!([])),
+            ];
+            let (client, writes) = api_server_with(vec![
+                (
+                    "/models/m",
+                    json!({"metadata": {"name": "m", "resourceVersion": version}}),
+                ),
+                ("/endpointslices", json!({"metadata": {}, "items": slices})),
+            ])
+            .await;
+            let plan = serving("m", port);
+            let context = context(client, &plan);
+            let mut model = saying("True", "Ready", plan.spec.generation);
+            Arc::make_mut(&mut model).metadata.resource_version = Some("7".to_owned());
+            let word = Word::of_leader(&model, &context).unwrap();
+            let taken_back = word.take_back(&context.client, &context.recorder, &model);
+            assert_eq!(taken_back.await.unwrap(), is_taken_back, "{port} {version}");
+            let writes = writes.lock().unwrap();
+            let written = |end: &str| writes.iter().filter(|(to, _)| to.ends_with(end)).count();
+            let once = usize::from(is_taken_back);
+            assert_eq!(written("/endpointslices/m-ipv4"), once);
+            assert_eq!(written("/models/m/status"), once);
+            // What leads nowhere stays as it is.
+            assert_eq!(written("/endpointslices/m-ipv6"), 0);
+        }
+    }
+
+    #[test]
     fn a_leader_has_time_and_a_word_is_taken_back_once_in_a_minute() {
         let start = Instant::now();
         let at = |tenths: u64| start + Duration::from_millis(100 * tenths);
@@ -424,9 +511,11 @@ mod tests {
         assert!(wrong.due([a].into_iter(), at(6)).is_empty());
         assert!(wrong.due([a].into_iter(), at(10)).is_empty());
         assert_eq!(wrong.due([a, b].into_iter(), at(11)), ["a"]);
-        wrong.pause(a.clone(), at(11) + PAUSE);
+        wrong.pause(a.clone(), at(11) + pause_after(Ok(Ok(true)), a));
         assert_eq!(wrong.due([a, b].into_iter(), at(16)), ["b"]);
-        wrong.pause(b.clone(), at(16) + RETRY);
+        // The API server did not take it.
+        let refused = Ok(Err(kube::Error::LinesCodecMaxLineLengthExceeded));
+        wrong.pause(b.clone(), at(16) + pause_after(refused, b));
         assert!(wrong.due([a, b].into_iter(), at(35)).is_empty());
         assert_eq!(wrong.due([a, b].into_iter(), at(36)), ["b"]);
         assert_eq!(wrong.due([a].into_iter(), at(611)), ["a"]);

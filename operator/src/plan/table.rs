@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use indicatif::HumanBytes;
+use prima_crds::v1alpha1::ring_plan::CHUNK_POSITIONS;
 use prima_halda::PlanReport;
 use prima_halda::plan::MemberReport;
 
@@ -20,9 +21,13 @@ pub fn text(report: &PlanReport) -> String {
         report.rounds,
         if report.rounds == 1 { "" } else { "s" },
     );
+    let chunks = match report.chunk_positions {
+        CHUNK_POSITIONS => String::new(),
+        larger => format!(", in chunks of {larger}"),
+    };
     let _ = writeln!(
         text,
-        "  per token (TPOT)   {:>9}   {:.1} tokens/s\n  first token (TTFT) {:>9}   after a prompt of {}\n",
+        "  per token (TPOT)   {:>9}   {:.1} tokens/s\n  first token (TTFT) {:>9}   after a prompt of {}{chunks}\n",
         milliseconds(report.tpot_milliseconds),
         1e3 / report.tpot_milliseconds,
         milliseconds(report.ttft_milliseconds),
@@ -100,6 +105,7 @@ fn members(report: &PlanReport) -> Table {
             layers,
             gpu_layers,
             output_head_on_gpu,
+            draft_on_gpu,
             gpu_from_rows,
             cpu_milliseconds,
             gpu_milliseconds,
@@ -111,6 +117,7 @@ fn members(report: &PlanReport) -> Table {
             memory_bytes,
             memory_budget_bytes,
             gpu_memory_bytes: _,
+            gpus: _,
             kv_bytes: _,
             overflow_bytes: _,
             read_bytes_per_token,
@@ -120,7 +127,14 @@ fn members(report: &PlanReport) -> Table {
         } = member;
         let mut numbers = vec![
             layers.to_string(),
-            on_gpu(*gpu_layers, *output_head_on_gpu, gpu_from_rows.is_some()),
+            on_gpu(
+                *gpu_layers,
+                &[
+                    (*output_head_on_gpu, "output"),
+                    (*draft_on_gpu, "draft"),
+                    (gpu_from_rows.is_some(), "prompts"),
+                ],
+            ),
             time(*cpu_milliseconds),
             time(gpu_milliseconds + copy_milliseconds),
             time(*head_milliseconds),
@@ -153,14 +167,11 @@ fn members(report: &PlanReport) -> Table {
 }
 
 /// What runs there: `24 + output + prompts`.
-fn on_gpu(layers: usize, output_head: bool, prompts: bool) -> String {
+fn on_gpu(layers: usize, others: &[(bool, &str)]) -> String {
     let layers = (layers > 0).then(|| layers.to_string());
-    let output_head = output_head.then(|| "output".to_owned());
-    let prompts = prompts.then(|| "prompts".to_owned());
-    let parts: Vec<String> = [layers, output_head, prompts]
-        .into_iter()
-        .flatten()
-        .collect();
+    let others = others.iter().filter(|(is_there, _)| *is_there);
+    let others = others.map(|(_, name)| (*name).to_owned());
+    let parts: Vec<String> = layers.into_iter().chain(others).collect();
     match parts.is_empty() {
         true => "-".to_owned(),
         false => parts.join(" + "),
@@ -189,13 +200,15 @@ mod tests {
 
     #[test]
     fn what_is_on_a_gpu_is_named() {
-        for (layers, output_head, prompts, said) in [
-            (0, false, false, "-"),
-            (24, false, false, "24"),
-            (24, true, true, "24 + output + prompts"),
-            (0, false, true, "prompts"),
+        for (layers, [output, draft, prompts], said) in [
+            (0, [false, false, false], "-"),
+            (24, [false, false, false], "24"),
+            (24, [true, true, true], "24 + output + draft + prompts"),
+            (24, [false, true, false], "24 + draft"),
+            (0, [false, false, true], "prompts"),
         ] {
-            assert_eq!(on_gpu(layers, output_head, prompts), said);
+            let others = [(output, "output"), (draft, "draft"), (prompts, "prompts")];
+            assert_eq!(on_gpu(layers, &others), said);
         }
     }
 }

@@ -6,6 +6,8 @@
 //!
 //! Refuses: to be a hub for anything but tests; it holds no secret and checks signatures only for their age.
 
+mod model_hub;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io;
@@ -32,6 +34,8 @@ use sha2::{Digest, Sha256};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+pub use model_hub::ModelHub;
+
 /// Bodies are sent in such pieces, so that counts are close to what arrives.
 const CHUNK_BYTES: u64 = 16 << 10;
 /// The commit of every repository.
@@ -53,6 +57,8 @@ pub struct Control {
     pub linked: bool,
     pub ignore_ranges: bool,
     pub no_etag: bool,
+    /// The size that answers with bytes say every file has, whatever it has. What they promise of it beyond the file's end does not come.
+    pub claims: Option<u64>,
     /// Of each answer.
     pub bytes_per_second: Option<u64>,
     /// The next answers with bytes end early, after this many.
@@ -87,6 +93,7 @@ impl Default for Control {
             linked: true,
             ignore_ranges: false,
             no_etag: false,
+            claims: None,
             bytes_per_second: None,
             cut: None,
             fail: None,
@@ -414,6 +421,7 @@ impl Shared {
             .file(path)
             .ok_or_else(|| Box::new(answer(StatusCode::NOT_FOUND, &[], Body::empty())))?;
         let (control, cut) = self.next_fault()?;
+        let length = control.claims.unwrap_or(known.length);
         let mut fields = Vec::new();
         if !control.no_etag {
             fields.push((ETAG.as_str(), format!("\"{}\"", known.sha256)));
@@ -424,17 +432,17 @@ impl Shared {
             .and_then(|range| range.to_str().ok())
             .filter(|_| !control.ignore_ranges);
         let (status, range) = match asked {
-            None => (StatusCode::OK, 0..known.length),
+            None => (StatusCode::OK, 0..length),
             Some(asked) => {
-                let range = byte_range(asked, known.length).ok_or_else(|| {
-                    let size = format!("bytes */{}", known.length);
+                let range = byte_range(asked, length).ok_or_else(|| {
+                    let size = format!("bytes */{length}");
                     Box::new(answer(
                         StatusCode::RANGE_NOT_SATISFIABLE,
                         &[(CONTENT_RANGE.as_str(), size)],
                         Body::empty(),
                     ))
                 })?;
-                let content = format!("bytes {}-{}/{}", range.start, range.end - 1, known.length);
+                let content = format!("bytes {}-{}/{length}", range.start, range.end - 1);
                 fields.push((CONTENT_RANGE.as_str(), content));
                 (StatusCode::PARTIAL_CONTENT, range)
             }
@@ -449,11 +457,12 @@ impl Shared {
         if request.method() == Method::HEAD {
             return Ok(answer(status, &fields, Body::empty()));
         }
+        let cut_at = cut.map_or(u64::MAX, |bytes| range.start.saturating_add(bytes));
         let sent = Sent {
             shared: self,
             counted,
             file: known.file,
-            cut_at: cut.map_or(u64::MAX, |bytes| range.start.saturating_add(bytes)),
+            cut_at: cut_at.min(known.length).max(range.start),
             left: range,
             bytes_per_second: control.bytes_per_second,
         };

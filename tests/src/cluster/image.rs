@@ -9,7 +9,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use crate::command::run;
-use crate::image_archive::own_architecture;
+use crate::image_archive::{assemble_for, own_architecture};
 use crate::inputs;
 use crate::programs::folder_made_by;
 
@@ -22,57 +22,61 @@ pub(super) fn made(name: &str) -> PathBuf {
 /// Images as an OCI archive in `folder`. Each has a name and a program, which lies in `folder`, on the root file system `root`, which
 /// `cluster/images.sh` makes.
 pub fn build_images(folder: &Path, root: &str, images: &[(String, &str)]) -> PathBuf {
-    let archive = folder.join("images.tar");
     symlink(made(root), folder.join(root)).expect("a link to a root file system");
-    let mut assemble = Command::new("python3");
-    assemble
-        .arg(inputs::file("images/assemble.py"))
-        .arg("--output")
-        .arg(&archive)
-        .arg("--platform")
-        .arg(format!("{}={}", own_architecture(), folder.display()))
-        // It is read once, on this machine.
-        .args(["--compression", "0"]);
-    for (name, program) in images {
-        assemble
-            .args(["--name", name, "--program", program])
-            .args(["--root", root, "--title", program]);
-    }
-    run(assemble, "").unwrap_or_else(|error| panic!("{error}"));
-    archive
+    assemble_for(own_architecture(), folder, root, images)
 }
 
 /// prima's own images from the programs that were built for the tests, under the names that the chart expects.
 pub struct PrimaImages {
     _folder: TempDir,
     pub archive: PathBuf,
+    /// In the order of the programs that they have.
+    pub names: Vec<String>,
 }
 
 impl PrimaImages {
+    /// Those of the operator and of agents.
     pub fn build() -> Self {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let version = app_version();
         let images = [("operator", "prima"), ("node-agent", "prima-node-agent")];
-        let images = images.map(|(image, program)| {
+        Self::of("root.tar", &images)
+    }
+
+    /// That of agents on nodes with a GPU.
+    pub fn for_gpus() -> Self {
+        Self::of("root-gpu.tar", &[(GPU_AGENT, "prima-node-agent")])
+    }
+
+    /// Images and their programs, on this root file system.
+    fn of(root: &str, images: &[(&str, &'static str)]) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let images = images.iter().map(|&(image, program)| {
             let mut strip = Command::new("strip");
             strip
                 .arg("-o")
                 .arg(folder.path().join(program))
                 .arg(inputs::program(program));
             run(strip, "").unwrap_or_else(|error| panic!("{error}"));
-            let name = format!("ghcr.io/prima-dev/prima-{image}:{version}");
-            (name, program)
+            (prima_image(image), program)
         });
-        let archive = build_images(folder.path(), "root.tar", &images);
+        let images: Vec<(String, &str)> = images.collect();
+        let archive = build_images(folder.path(), root, &images);
         Self {
             _folder: folder,
             archive,
+            names: images.into_iter().map(|(name, _)| name).collect(),
         }
     }
 }
 
+pub(super) const GPU_AGENT: &str = "node-agent-gpu";
+
+/// The whole name of one of prima's images, for example of `operator`.
+pub(super) fn prima_image(image: &str) -> String {
+    format!("ghcr.io/prima-dev/prima-{image}:{}", app_version())
+}
+
 /// The chart's; its images are tagged with it.
-fn app_version() -> String {
+pub(super) fn app_version() -> String {
     let path = inputs::file("charts/prima/Chart.yaml");
     let chart =
         fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));

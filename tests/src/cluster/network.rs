@@ -8,6 +8,8 @@ use super::host::Host;
 use crate::command::{CommandError, run};
 
 pub(crate) const CONTROL_PLANE: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
+/// Of a test's own registry of images, on the control plane's host.
+pub(crate) const REGISTRY_PORT: u16 = 5000;
 /// Network of all pods.
 pub(crate) const POD_NETWORK: &str = "10.244.0.0/16";
 /// A node's end of its link.

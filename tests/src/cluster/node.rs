@@ -1,4 +1,5 @@
-//! A node of a cluster: a host with a containerd, a kubelet and a kube-proxy as on any machine, and images without a registry.
+//! A node of a cluster: a host with a containerd, a kubelet and a kube-proxy as on any machine, and images that are imported, or pulled from a
+//! registry of the test's own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +7,9 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use super::host::{Host, within_network};
-use super::network::{self, CONTROL_PLANE, POD_NETWORK, UPLINK, node_address, pod_network};
+use super::network::{
+    self, CONTROL_PLANE, POD_NETWORK, REGISTRY_PORT, UPLINK, node_address, pod_network,
+};
 use super::policies;
 use crate::api_server::{Account, ApiServer};
 use crate::command::run;
@@ -41,6 +44,14 @@ version = 2
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "/usr/lib/cni"
     conf_dir = "FOLDER/cni"
+  [plugins."io.containerd.grpc.v1.cri".registry]
+    config_path = "FOLDER/certs.d"
+"#;
+
+/// Where images are looked for before any other registry: what k3s makes of a registries.yaml with a mirror for "*".
+const MIRROR: &str = r#"
+[host."http://ADDRESS"]
+  capabilities = ["pull", "resolve"]
 "#;
 
 impl Node {
@@ -62,10 +73,16 @@ impl Node {
             running: Mutex::default(),
         };
         let folder = node.folder.display();
-        fs::create_dir_all(node.folder.join("cni")).expect("a folder of a node");
+        for folder in ["cni", "certs.d/_default"] {
+            fs::create_dir_all(node.path(folder)).expect("a folder of a node");
+        }
         node.write(
             "containerd.toml",
             &CONTAINERD_CONFIG.replace("FOLDER", &folder.to_string()),
+        );
+        node.write(
+            "certs.d/_default/hosts.toml",
+            &MIRROR.replace("ADDRESS", &format!("{CONTROL_PLANE}:{REGISTRY_PORT}")),
         );
         node.write("cni/pods.conflist", &node.pod_network_config());
         node.write(
@@ -120,13 +137,19 @@ impl Node {
         network::set_link(&self.control_plane, self.index, true).expect("restore a link");
     }
 
-    /// While `meanwhile` is done, drops what comes in over its link and matches, and what goes out (matches of iptables).
-    pub(crate) fn drop_packets(&self, incoming: &str, outgoing: &str, meanwhile: impl FnOnce()) {
+    /// While `meanwhile` is done, drops what comes in over its link and matches, and what goes out (matches of iptables, which an empty one does all).
+    pub(crate) fn drop_packets(
+        &self,
+        incoming: Option<&str>,
+        outgoing: Option<&str>,
+        meanwhile: impl FnOnce(),
+    ) {
         let change = |change: &str| {
-            for rule in [
-                format!("raw {change} PREROUTING -i {UPLINK} {incoming}"),
-                format!("mangle {change} POSTROUTING -o {UPLINK} {outgoing}"),
-            ] {
+            let incoming =
+                incoming.map(|which| format!("raw {change} PREROUTING -i {UPLINK} {which}"));
+            let outgoing =
+                outgoing.map(|which| format!("mangle {change} POSTROUTING -o {UPLINK} {which}"));
+            for rule in incoming.into_iter().chain(outgoing) {
                 let line = format!("iptables --wait -t {rule} -j DROP");
                 let changed = self.on_host(|host| host.run(&line));
                 changed.unwrap_or_else(|error| panic!("{}: {error}", self.name));

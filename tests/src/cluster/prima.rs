@@ -1,18 +1,23 @@
 //! prima on a cluster, by its chart: how tests install it, upgrade it, and see whether all of it is there.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use tempfile::TempDir;
 
+use super::image::{GPU_AGENT, app_version, prima_image};
 use super::{Cluster, PrimaImages};
+use crate::command::run;
 use crate::inputs;
 use crate::local_ring::smollm2;
 use crate::measurements::Measurements;
 use crate::node_agent::MEASURED;
-use crate::operator::NAMESPACE;
+use crate::operator::{NAMESPACE, chart_before};
+use crate::software_gpu::{self, GPU, SOFTWARE, used_gpu};
 use crate::{timeout_argument, wait_until};
 
 /// An agent's folder, on its node and in its pod.
@@ -24,6 +29,18 @@ const OPERATORS: usize = 2;
 const AGENTS_PORT: u16 = 9191;
 const OPERATORS_PORT: u16 = 8080;
 const CONNECTS_WITHIN: Duration = Duration::from_secs(2);
+/// Of a chart to upgrade from, what is not as it was.
+const OF_TODAY: [&str; 3] = [
+    "files/crds",
+    "templates/agent/rbac.yaml",
+    "templates/operator/rbac.yaml",
+];
+/// And what is, as git's pathspecs; tests/run/machine.py has the same.
+const OF_BEFORE: [&str; 3] = [
+    "charts/prima/templates",
+    "charts/prima/values.yaml",
+    ":(exclude,glob)charts/prima/templates/*/rbac.yaml",
+];
 
 /// Of agents in pods.
 fn measurements() -> Measurements {
@@ -31,14 +48,16 @@ fn measurements() -> Measurements {
 }
 
 impl Cluster {
-    /// Starts a cluster with prima as users install it, whose agents have measured their nodes, and with the model on all disks.
+    /// Starts a cluster with prima as users install it, whose agents have measured their nodes, and with the model on all disks. Models may be fetched
+    /// from servers at [`address`](Self::address).
     pub fn with_prima(nodes: usize, images: &PrimaImages) -> Cluster {
         let cluster = Cluster::start(nodes);
         cluster.import_prima(images);
         for node in 0..nodes {
             cluster.put_model_on(node);
         }
-        cluster.install_prima(&[]);
+        let allowed = format!("allowedServers={{{}}}", cluster.address());
+        cluster.install_prima(&chart(), &["--set", &allowed]);
         cluster.wait_until_measured();
         cluster
     }
@@ -48,8 +67,8 @@ impl Cluster {
         self.import_images(&images.archive);
     }
 
-    /// Installs prima as the README says, with more values. Its agents find what agents measured here before.
-    pub fn install_prima(&self, values: &[&str]) {
+    /// Installs prima as the README says, by this chart, with more values. Its agents find what agents measured here before.
+    pub fn install_prima(&self, chart: &Path, values: &[&str]) {
         for node in 0..self.nodes.len() {
             measurements().give(&self.measured(node), Path::new(DATA));
         }
@@ -57,21 +76,22 @@ impl Cluster {
         let install = [
             "install",
             "prima",
-            &chart(),
+            text(chart),
             "--namespace",
             NAMESPACE,
             "--create-namespace",
             "--wait",
             &timeout_argument(),
+            // Whichever version the chart is of, the images are of today's.
+            "--set-string",
+            &format!("image.tag={}", app_version()),
             // The disk is shared: how full it is must not decide what is kept.
             "--set",
             "agent.cacheBudgetBytes=10000000000",
-            "--set",
-            // Their hub is in their own network.
-            &format!("allowedServers={{{}}}", self.address()),
         ];
         if let Err(error) = self.helm(&[&install[..], values].concat()) {
-            let pods = self.kubectl(&["describe", "pods", "-n", NAMESPACE]);
+            // Agents may be in a namespace of their own.
+            let pods = self.kubectl(&["describe", "pods", "--all-namespaces"]);
             let logs = self.kubectl(&[
                 "logs",
                 "-n",
@@ -94,15 +114,16 @@ impl Cluster {
         );
     }
 
-    /// Upgrades prima, with other values; what the upgrade replaces is not waited for.
+    /// Upgrades prima to today's chart as documents say, with other values; what the upgrade replaces is not waited for.
     pub fn upgrade_prima(&self, values: &[&str]) {
+        let chart = chart();
         let upgrade = [
             "upgrade",
             "prima",
-            &chart(),
+            text(&chart),
             "--namespace",
             NAMESPACE,
-            "--reuse-values",
+            "--reset-then-reuse-values",
         ];
         self.helm(&[&upgrade[..], values].concat())
             .unwrap_or_else(|error| panic!("{error}"));
@@ -124,11 +145,47 @@ impl Cluster {
         measurements().keep(&self.measured(0));
     }
 
-    /// Copies the model to where Models name it by a path.
+    /// What lavapipe is called in a pod of the agents' image with Vulkan.
+    pub fn gpu_in_pods(&self) -> String {
+        let image = format!("--image={}", prima_image(GPU_AGENT));
+        let environment = format!("--env={GPU}={SOFTWARE}");
+        let pod = ["run", "gpu", "--restart=Never", &image, &environment];
+        let inspect = ["--", "inspect", "--gpu", "--output", "json"];
+        let ended = "--for=jsonpath={.status.phase}=Succeeded";
+        self.kubectl(&[&pod[..], &inspect].concat())
+            .and_then(|_| self.kubectl(&["wait", ended, "pod/gpu", &timeout_argument()]))
+            .and_then(|_| self.kubectl(&["logs", "gpu"]))
+            .map(|said| used_gpu(&said))
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Has a node hand out a GPU, as a device plugin does, and labels it as the chart's page says. Its next agent, if it is of the image with
+    /// Vulkan, finds that it has measured one of this name, which is fast.
+    pub fn give_gpu(&self, node: usize, name: &str) {
+        software_gpu::declare(&self.measured(node), name);
+        let node = self.nodes[node].name();
+        let resource = r#"[{"op": "add", "path": "/status/capacity/squat.ai~1dri", "value": "1"}]"#;
+        let patch = ["patch", "node", node, "--subresource=status", "--type=json"];
+        self.kubectl(&[&patch[..], &["-p", resource]].concat())
+            .and_then(|_| self.kubectl(&["label", "node", node, "prima.dev/gpu=dri"]))
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// Copies the model beside the path by which Models name it, and moves it there, as whoever repairs it.
     pub fn put_model_on(&self, node: usize) {
         let file = self.on_node(node, ON_DISK);
         fs::create_dir_all(file.parent().expect("a folder")).expect("a folder");
-        fs::copy(smollm2(), file).expect("a copy");
+        let copy = file.with_extension("new");
+        fs::copy(smollm2(), &copy).expect("a copy");
+        fs::rename(copy, file).expect("the model's file");
+    }
+
+    /// Leaves a node the first MiB of that file, also where it is mapped.
+    pub fn cut_model_off(&self, node: usize) {
+        let file = self.on_node(node, ON_DISK);
+        let file = OpenOptions::new().write(true).open(file);
+        let cut = file.and_then(|file| file.set_len(1 << 20));
+        cut.expect("a shorter file");
     }
 
     /// `kubectl drain`, as before a machine is switched off. What belongs to a DaemonSet stays, and so does the agent.
@@ -148,7 +205,7 @@ impl Cluster {
     ///
     /// # Errors
     /// Why they are not known.
-    pub(crate) fn pods_of(&self, component: &str) -> Result<Vec<Value>, String> {
+    pub fn pods_of(&self, component: &str) -> Result<Vec<Value>, String> {
         let label = format!("app.kubernetes.io/component={component}");
         let get = ["get", "pods", "-n", NAMESPACE, "-l", &label, "-o", "json"];
         let pods = self.kubectl(&get).map_err(|error| error.to_string())?;
@@ -191,9 +248,30 @@ impl Cluster {
     }
 }
 
-fn chart() -> String {
-    let chart = inputs::file("charts/prima");
-    chart.to_str().expect("a path in UTF-8").to_owned()
+/// A chart to upgrade from, below `charts/prima`: the one before, as [`chart_before`] has it, with its values, pods, Services and policies
+/// (`OF_BEFORE`). The programs that it starts are today's, as no others are built here; so the definitions and the rights are today's, too
+/// (`OF_TODAY`). Else a program that writes a field, or asks for objects, that it did not before would not start. `None` in a shallow clone.
+pub fn chart_to_upgrade_from() -> Option<TempDir> {
+    let folder = chart_before(&OF_BEFORE)?;
+    let (today, before) = (chart(), folder.path().join("charts/prima"));
+    for part in OF_TODAY {
+        let into = before.join(part);
+        let mut copy = Command::new("cp");
+        copy.arg("--recursive")
+            .arg(today.join(part))
+            .arg(into.parent().expect("a folder"));
+        run(copy, "").unwrap_or_else(|error| panic!("{error}"));
+    }
+    Some(folder)
+}
+
+/// Today's chart.
+pub fn chart() -> PathBuf {
+    inputs::file("charts/prima")
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a path in UTF-8")
 }
 
 /// The objects of a list in JSON.

@@ -1,5 +1,6 @@
 //! How each fault of machines that are networks is brought about, and lifted; and what the faults of nodes have in common with them.
 
+use std::ops::Range;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use std::{fs, io, thread};
@@ -41,10 +42,8 @@ impl Machines<'_> {
                 sleep_until(end);
                 machine.start_agent(&self.api);
             }
-            Kind::Cut => {
-                let next = self.networks[next].address.to_string();
-                let lost = [["-s", &address, "-d", &next], ["-s", &next, "-d", &address]];
-                dropping(&lost, || sleep_until(end));
+            Kind::Cut | Kind::CutOneWay => {
+                self.cut([index, next], fault.cut_ways(), || sleep_until(end));
             }
             Kind::Isolate => dropping(&[["-s", &address], ["-d", &address]], || sleep_until(end)),
             Kind::Burst => in_bursts(end, |burst| {
@@ -115,6 +114,18 @@ impl Machines<'_> {
         }
     }
 
+    /// While `meanwhile` runs, no packet goes these ways between two machines: from the one to the other is 0, back is 1.
+    pub(super) fn cut<T>(
+        &self,
+        pair: [usize; 2],
+        ways: Range<usize>,
+        meanwhile: impl FnOnce() -> T,
+    ) -> T {
+        let [one, other] = pair.map(|index| self.networks[index].address.to_string());
+        let lost = [["-s", &one, "-d", &other], ["-s", &other, "-d", &one]];
+        dropping(&lost[ways], meanwhile)
+    }
+
     /// Both ways, with a queue that holds what comes in a second.
     fn slow_down(&self, index: usize, end: Instant) {
         let _one_at_a_time = self.machines[index].rate.lock().unwrap();
@@ -148,7 +159,7 @@ impl Machines<'_> {
 }
 
 /// While `meanwhile` runs, packets that match one of these are dropped where they come in, and where they are made.
-fn dropping<R: AsRef<[W]>, W: AsRef<str>>(rules: &[R], meanwhile: impl FnOnce()) {
+fn dropping<T, R: AsRef<[W]>, W: AsRef<str>>(rules: &[R], meanwhile: impl FnOnce() -> T) -> T {
     let change = |change: &str| {
         for chain in ["PREROUTING", "OUTPUT"] {
             for rule in rules {
@@ -161,8 +172,9 @@ fn dropping<R: AsRef<[W]>, W: AsRef<str>>(rules: &[R], meanwhile: impl FnOnce())
         }
     };
     change("-A");
-    meanwhile();
+    let done = meanwhile();
     change("-D");
+    done
 }
 
 /// For a while of every second. `lose` has packets lost while it does what it is given.

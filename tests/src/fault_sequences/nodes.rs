@@ -29,8 +29,9 @@ const STANDS_BY: Duration = Duration::from_secs(2);
 /// Ends on drop.
 pub struct Nodes {
     cluster: Cluster,
-    /// Held by whatever happens to a node's power and link: one thing at a time.
+    /// Held by whatever happens to a node's power and link, and to the model's file there: one thing at a time.
     hit: [Mutex<()>; MACHINES],
+    file: [Mutex<()>; MACHINES],
 }
 
 impl Nodes {
@@ -39,6 +40,7 @@ impl Nodes {
         Nodes {
             cluster: Cluster::with_prima(MACHINES, images),
             hit: Default::default(),
+            file: Default::default(),
         }
     }
 
@@ -50,6 +52,12 @@ impl Nodes {
         match fault.kind {
             Kind::KillMember => signal(&members_on(node), Signal::KILL),
             Kind::StopMember => pause(&members_on(node), end),
+            Kind::Truncate => {
+                let _one_at_a_time = self.file[index].lock().unwrap();
+                self.cluster.cut_model_off(index);
+                sleep_until(end);
+                self.cluster.put_model_on(index);
+            }
             Kind::DeleteAgent => self.delete_pod(&[
                 "-l",
                 "app.kubernetes.io/component=agent",
@@ -60,40 +68,11 @@ impl Nodes {
                 let operators = wait_for("operators", || self.cluster.pods_of("operator"));
                 let _one_at_a_time = self.hit[index].lock().unwrap();
                 let nobody_leads = self.nobody_leads(&operators, &roles.leader, node, fault);
-                self.hit_node(fault.kind, node, next, end);
+                hit_node(fault, node, next, end);
                 return nobody_leads;
             }
         }
         Duration::ZERO
-    }
-
-    /// What takes a node's power, or is done to its link.
-    fn hit_node(&self, kind: Kind, node: &Node, next: usize, end: Instant) {
-        match kind {
-            Kind::KillNode => {
-                node.kill();
-                sleep_until(end);
-                node.restart();
-            }
-            Kind::Isolate => {
-                node.cut_link();
-                sleep_until(end);
-                node.restore_link();
-            }
-            Kind::Cut => {
-                let next = pod_network(next);
-                let (from, to) = (format!("-s {next}"), format!("-d {next}"));
-                node.drop_packets(&from, &to, || sleep_until(end));
-            }
-            Kind::Burst => in_bursts(end, |burst| node.drop_packets("", "", burst)),
-            Kind::Lose => node.drop_packets(FIFTH, FIFTH, || sleep_until(end)),
-            Kind::Slow => {
-                node.limit_rate(Some(SLOW));
-                sleep_until(end);
-                node.limit_rate(None);
-            }
-            _ => unreachable!("no fault of a node's power or link"),
-        }
     }
 
     /// For how much longer than else a broken ring may go unseen, with this node gone.
@@ -222,6 +201,38 @@ impl Place for Nodes {
             }
         }
         kept
+    }
+}
+
+/// What takes a node's power, or is done to its link.
+fn hit_node(fault: &Fault, node: &Node, next: usize, end: Instant) {
+    let all = Some("");
+    match fault.kind {
+        Kind::KillNode => {
+            node.kill();
+            sleep_until(end);
+            node.restart();
+        }
+        Kind::Isolate => {
+            node.cut_link();
+            sleep_until(end);
+            node.restore_link();
+        }
+        Kind::Cut | Kind::CutOneWay => {
+            let next = pod_network(next);
+            let (to, from) = (format!("-d {next}"), format!("-s {next}"));
+            let ways = fault.cut_ways();
+            let cut = |way: usize, which| ways.contains(&way).then_some(which);
+            node.drop_packets(cut(1, &*from), cut(0, &*to), || sleep_until(end));
+        }
+        Kind::Burst => in_bursts(end, |burst| node.drop_packets(all, all, burst)),
+        Kind::Lose => node.drop_packets(Some(FIFTH), Some(FIFTH), || sleep_until(end)),
+        Kind::Slow => {
+            node.limit_rate(Some(SLOW));
+            sleep_until(end);
+            node.limit_rate(None);
+        }
+        _ => unreachable!("no fault of a node's power or link"),
     }
 }
 

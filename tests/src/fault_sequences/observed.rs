@@ -1,110 +1,207 @@
-//! What a client saw of a Model while things went wrong, and what that says of the Model's word.
+//! What clients saw of a Model while things went wrong, and what that says of the Model's word.
 
+use std::iter;
 use std::time::Duration;
 
-/// What one client saw; all times are since the sequence's begin.
+/// Whoever looks every second may not see that a word was taken back for less, so it does not count.
+const FLAP: Duration = Duration::from_secs(1);
+
+/// What clients saw; all times are since the sequence's begin.
 #[derive(Debug, Default)]
 pub struct Observed {
     /// When the Model began or ceased to say that it answers.
     pub said: Vec<(Duration, bool)>,
-    /// Requests, one after the other.
+    /// Requests of all clients.
     pub asked: Vec<Asked>,
     pub until: Duration,
 }
 
 #[derive(Debug)]
 pub struct Asked {
-    /// When it began. Without an answer: after which nothing came.
+    /// When it began.
     pub at: Duration,
-    /// Why there was no answer.
-    pub problem: Option<String>,
+    /// When something came: each part of its answer, and the end of it.
+    pub came: Vec<Duration>,
+    /// When the client gave it up, and why.
+    pub given_up: Option<(Duration, String)>,
+}
+
+impl Asked {
+    /// After this, nothing came.
+    pub fn last_heard(&self) -> Duration {
+        self.came.last().copied().unwrap_or(self.at)
+    }
+
+    /// From when and until when its client waited for something: for each part of its answer, or for what did not come. (What came of an answer that
+    /// broke off was no answer, but nobody waited in vain for it.)
+    fn waits(&self) -> Vec<(Duration, Duration)> {
+        match &self.given_up {
+            None => {
+                let begins = iter::once(&self.at).chain(&self.came);
+                begins.copied().zip(self.came.iter().copied()).collect()
+            }
+            Some((end, _)) => vec![(self.last_heard(), *end)],
+        }
+    }
 }
 
 impl Observed {
-    /// The longest time in which the Model said that it answers and did not.
-    pub fn longest_false_ready(&self) -> Duration {
-        let mut longest = Duration::ZERO;
-        let mut rest = &self.asked[..];
-        while let Some(first) = rest.iter().position(|asked| asked.problem.is_some()) {
-            rest = &rest[first..];
-            let failed = rest.iter().position(|asked| asked.problem.is_none());
-            let end = failed.map_or(self.until, |next| rest[next].at);
-            longest = longest.max(self.longest_said(rest[0].at, end));
-            rest = &rest[failed.unwrap_or(rest.len())..];
-        }
-        longest
+    /// The longest time in which the Model said that it answers, a client waited, and nobody heard anything of an answer that came to its end: since when,
+    /// and for how long.
+    ///
+    /// It counts whether or not the client heard something in the end. Who waits cannot tell a ring that is silent for some seconds and goes on from
+    /// one that is broken, and a first token takes a small part of a second here. That one waits while others are answered does not count: it is the
+    /// network's doing, or chance. So what this can tell apart is as short as the time after which another client asks.
+    pub fn longest_false_ready(&self) -> (Duration, Duration) {
+        let answered = self.asked.iter().filter(|asked| asked.given_up.is_none());
+        let mut heard: Vec<Duration> = answered.flat_map(|asked| asked.came.clone()).collect();
+        heard.sort();
+        let said = self.said();
+        let silence = |from: Duration| {
+            let next = heard.partition_point(|at| *at <= from);
+            let end = heard.get(next).copied().unwrap_or(self.until);
+            (from, longest_said(&said, from, end))
+        };
+        let waits = self.asked.iter().flat_map(Asked::waits);
+        let silences = waits.flat_map(|(from, until)| {
+            // What others hear meanwhile ends one silence, and begins another.
+            let first = heard.partition_point(|at| *at <= from);
+            let others = heard[first..].iter().take_while(move |at| **at < until);
+            iter::once(from).chain(others.copied())
+        });
+        let silences = silences.map(silence);
+        silences
+            .max_by_key(|(_, lasted)| *lasted)
+            .unwrap_or_default()
     }
 
-    /// For how long at a time it was said between these two.
-    fn longest_said(&self, from: Duration, to: Duration) -> Duration {
+    /// From when until when it said at a time that it answers.
+    fn said(&self) -> Vec<(Duration, Duration)> {
         let ends = self.said.iter().skip(1).map(|(at, _)| *at);
-        let ends = ends.chain([self.until]);
-        let said = self.said.iter().zip(ends).filter(|((_, ready), _)| *ready);
-        let within = said.map(|((begin, _), end)| end.min(to).saturating_sub((*begin).max(from)));
-        within.max().unwrap_or_default()
+        let said = self.said.iter().zip(ends.chain([self.until]));
+        let mut times: Vec<(Duration, Duration)> = Vec::new();
+        for ((begin, _), end) in said.filter(|((_, ready), _)| *ready) {
+            match times.last_mut() {
+                Some(last) if begin.saturating_sub(last.1) < FLAP => last.1 = end,
+                _ => times.push((*begin, end)),
+            }
+        }
+        times
     }
 
     pub fn failed(&self) -> usize {
-        self.asked
-            .iter()
-            .filter(|asked| asked.problem.is_some())
-            .count()
+        let failed = self.asked.iter().filter(|asked| asked.given_up.is_some());
+        failed.count()
     }
+}
+
+/// For how long at a time it was said between these two.
+fn longest_said(said: &[(Duration, Duration)], from: Duration, to: Duration) -> Duration {
+    let within = |(begin, end): &(Duration, Duration)| {
+        let (begin, end) = (*begin.max(&from), *end.min(&to));
+        end.saturating_sub(begin)
+    };
+    said.iter().map(within).max().unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn observed(said: &[(u64, bool)], asked: &[(u64, bool)], until: u64) -> Observed {
-        Observed {
-            said: said
-                .iter()
-                .map(|(at, ready)| (Duration::from_secs(*at), *ready))
-                .collect(),
-            asked: asked
-                .iter()
-                .map(|(at, answered)| Asked {
-                    at: Duration::from_secs(*at),
-                    problem: (!answered).then(|| "no answer".to_owned()),
-                })
-                .collect(),
-            until: Duration::from_secs(until),
+    /// In tenths of a second.
+    fn tenths(time: u64) -> Duration {
+        Duration::from_millis(100 * time)
+    }
+
+    /// A request that was answered: when it began, and when something came.
+    fn answered(at: u64, came: &[u64]) -> Asked {
+        Asked {
+            at: tenths(at),
+            came: came.iter().copied().map(tenths).collect(),
+            given_up: None,
+        }
+    }
+
+    /// One that was given up at `end`.
+    fn failed(at: u64, came: &[u64], end: u64) -> Asked {
+        Asked {
+            given_up: Some((tenths(end), "no answer".to_owned())),
+            ..answered(at, came)
+        }
+    }
+
+    /// Within 20 s.
+    fn false_ready(said: &[(u64, bool)], asked: Vec<Asked>) -> Duration {
+        let said = said.iter().map(|(at, ready)| (tenths(*at), *ready));
+        let observed = Observed {
+            said: said.collect(),
+            asked,
+            until: tenths(200),
+        };
+        observed.longest_false_ready().1
+    }
+
+    #[test]
+    fn silence_lasts_until_anybody_hears_something() {
+        let cases = [
+            (vec![answered(0, &[2, 3, 4]), answered(5, &[7, 8])], 2),
+            // For 9.9 s, whoever asked.
+            (
+                vec![
+                    answered(0, &[1, 2]),
+                    failed(3, &[], 53),
+                    failed(54, &[], 104),
+                    answered(13, &[102, 103]),
+                    answered(105, &[106]),
+                ],
+                99,
+            ),
+            // For 4.9 s.
+            (vec![failed(1, &[], 51), answered(12, &[50, 51])], 49),
+            // One waits in vain, another hears something after a second; and then nobody does.
+            (vec![failed(1, &[], 51), answered(11, &[11, 12])], 188),
+            (
+                vec![
+                    failed(1, &[], 51),
+                    answered(10, &[11, 12]),
+                    answered(20, &[21, 22]),
+                    answered(30, &[31, 40, 49, 52]),
+                ],
+                10,
+            ),
+            // Nothing failed, but nobody heard anything for 3 s.
+            (vec![answered(0, &[1, 31, 32])], 30),
+            // What came of an answer that broke off.
+            (vec![failed(0, &[30, 31], 35), answered(36, &[40])], 9),
+            (vec![failed(0, &[], 1), answered(40, &[41])], 41),
+            (vec![answered(0, &[1]), failed(50, &[], 100)], 150),
+            // Nobody waits.
+            (vec![answered(0, &[1]), answered(90, &[91])], 1),
+            (vec![], 0),
+        ];
+        for (asked, expected) in cases {
+            let story = format!("{asked:?}");
+            let found = false_ready(&[(0, true)], asked);
+            assert_eq!(found, tenths(expected), "{story}");
         }
     }
 
     #[test]
-    fn only_what_is_said_and_not_kept_is_false() {
+    fn only_what_is_said_is_false() {
+        let silent = || vec![failed(20, &[], 70), failed(71, &[], 121)];
         let cases = [
-            (observed(&[(0, true)], &[(0, true), (1, true)], 9), 0),
-            (
-                observed(
-                    &[(0, true)],
-                    &[(0, true), (1, false), (4, false), (6, true)],
-                    9,
-                ),
-                5,
-            ),
-            (observed(&[(0, true)], &[(0, true), (2, false)], 9), 7),
+            (&[(0, true)][..], 180),
+            (&[(0, true), (30, false)], 10),
+            (&[(0, false)], 0),
+            (&[], 0),
             // Taken back in time, and said again too early.
-            (
-                observed(
-                    &[(0, true), (3, false), (5, true)],
-                    &[(2, false), (5, false), (8, true)],
-                    9,
-                ),
-                3,
-            ),
-            (observed(&[(0, true), (3, false)], &[(2, false)], 9), 1),
-            (observed(&[(0, false)], &[(2, false)], 9), 0),
-            (observed(&[], &[], 9), 0),
+            (&[(0, true), (30, false), (60, true), (75, false)], 15),
+            // Taken back so shortly that nobody may have seen it.
+            (&[(0, true), (50, false), (55, true), (80, false)], 60),
+            (&[(0, true), (50, false), (60, true), (80, false)], 30),
         ];
-        for (observed, expected) in cases {
-            assert_eq!(
-                observed.longest_false_ready(),
-                Duration::from_secs(expected),
-                "{observed:?}"
-            );
+        for (said, expected) in cases {
+            assert_eq!(false_ready(said, silent()), tenths(expected), "{said:?}");
         }
     }
 }

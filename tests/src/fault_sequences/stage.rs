@@ -15,17 +15,20 @@ use prima_crds::v1alpha1::ring_plan::RingPlan;
 use serde_json::json;
 use tokio::runtime::Runtime;
 
-use super::client::{Asking, PATIENCE, PROMPTS, TOKENS, View, complete};
+use super::client::{Asking, PATIENCE, PROMPTS, SetOnDrop, TOKENS, View, complete};
 use super::faults::sleep_until;
 use super::observed::Observed;
-use super::sequence::{Fault, Sequence, Setting};
+use super::sequence::{Fault, MACHINES, Sequence, Setting};
 use crate::api_server::ApiServer;
 use crate::operator::NAMESPACE;
 use crate::patience::pause;
 use crate::{declared_machines, wait_for, wait_until};
 
 /// Answers one after the other, until a ring counts as healed.
-const IN_A_ROW: usize = 5;
+pub(super) const IN_A_ROW: usize = 5;
+
+/// Members of a Model's ring, so that another machine can take the place of one.
+const LEAST: usize = MACHINES - 1;
 
 /// A control plane and machines with agents, two operators, and a copy of the model's file on each machine. Ends on drop.
 pub trait Place: Sync {
@@ -67,21 +70,23 @@ pub trait Place: Sync {
 }
 
 /// How long a Model may say falsely that it answers. What takes longer, but not too long for its faults, is shown.
-const GOAL: Duration = Duration::from_secs(5);
+pub const FALSE_READY_GOAL: Duration = Duration::from_secs(5);
+/// How soon a ring should be back after the last fault, wherever it runs.
+pub const HEALING_GOAL: Duration = Duration::from_secs(60);
 
 /// Made once for many sequences. Ends on drop.
 pub struct Stage<P> {
-    expected: [String; 3],
-    runtime: Runtime,
-    client: Client,
-    place: P,
+    pub(super) expected: [String; 3],
+    pub(super) runtime: Runtime,
+    pub(super) client: Client,
+    pub(super) place: P,
     sequences: AtomicU32,
 }
 
 /// Who has which part.
 pub struct Roles {
     /// Of the newest ring, by rank.
-    members: Vec<String>,
+    pub(super) members: Vec<String>,
     /// The operator that leads, or led last.
     pub(super) leader: String,
 }
@@ -97,15 +102,6 @@ impl Roles {
     }
 }
 
-/// Ends what goes on until this is true, also where a thread that is waited for panics.
-struct SetOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for SetOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// What came of a sequence.
 #[derive(Debug)]
 pub struct Report {
@@ -114,7 +110,7 @@ pub struct Report {
     pub answers: usize,
     pub failures: usize,
     pub longest_false_ready: Duration,
-    /// What was said and what failed, if that is too long.
+    /// What was said and what failed, if that is longer than it should be.
     pub story: Option<String>,
     /// After the last fault was lifted.
     pub healed_after: Option<Duration>,
@@ -150,18 +146,11 @@ impl<P: Place> Stage<P> {
     }
 
     fn run_here(&self, sequence: &Sequence) -> Report {
-        let Setting {
-            heals_within,
-            ends_within,
-            ..
-        } = P::SETTING;
+        let heals_within = P::SETTING.heals_within;
         let panics_before = self.panics();
-        let model = format!(
-            "sequence-{}",
-            self.sequences.fetch_add(1, Ordering::Relaxed)
-        );
+        let model = self.next_model();
         let created = Instant::now();
-        self.create(&model);
+        self.create(&model, LEAST);
         let view = View::of(&model, &self.client, &self.runtime);
         let (over, in_a_row, ended) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
         let mut problems = Vec::new();
@@ -180,7 +169,7 @@ impl<P: Place> Stage<P> {
                 stop: &over,
                 in_a_row: &in_a_row,
             };
-            let asking = threads.spawn(|| asking.run());
+            let asking = threads.spawn(move || asking.run());
             let faults = sequence.0.iter();
             let faults: Vec<_> = faults
                 .map(|fault| threads.spawn(move || self.carry_out(fault, begin)))
@@ -213,18 +202,40 @@ impl<P: Place> Stage<P> {
             ));
         }
         problems.extend(wrong);
-        let longest_false_ready = observed.longest_false_ready();
+        let (silent_since, longest_false_ready) = observed.longest_false_ready();
         let bound = sequence.unseen(&P::SETTING) + nobody_leads;
         if longest_false_ready > bound {
             problems.push(format!(
                 "said for {longest_false_ready:.1?} that it answers, and did not (bound: {bound:?})"
             ));
         }
-        let story = (longest_false_ready > bound.min(GOAL)).then(|| told(&observed));
-        self.delete(&model);
+        let story = longest_false_ready > bound.min(FALSE_READY_GOAL);
+        let story = story.then(|| told(&observed, silent_since));
+        problems.extend(self.end(&model, &panics_before));
+        Report {
+            ready_after: ready_after.unwrap_or_default(),
+            answers: observed.asked.len() - observed.failed(),
+            failures: observed.failed(),
+            longest_false_ready,
+            story,
+            healed_after,
+            ended: ended.into_inner().expect("programs that ended"),
+            problems,
+        }
+    }
+
+    /// Deletes the Model. What is left of it then, and what must not be.
+    pub(super) fn end(&self, model: &str, panics_before: &[String]) -> Vec<String> {
+        let Setting {
+            heals_within,
+            ends_within,
+            ..
+        } = P::SETTING;
+        let mut problems = Vec::new();
+        self.delete(model);
         let mut left = Vec::new();
         let ends = within(ends_within, || {
-            left = self.left_behind(&model);
+            left = self.left_behind(model);
             left.is_empty()
         });
         if !ends {
@@ -238,16 +249,7 @@ impl<P: Place> Stage<P> {
         problems.extend(lacks.filter(|_| !whole));
         let panics = self.panics().into_iter();
         problems.extend(panics.filter(|line| !panics_before.contains(line)));
-        Report {
-            ready_after: ready_after.unwrap_or_default(),
-            answers: observed.asked.len() - observed.failed(),
-            failures: observed.failed(),
-            longest_false_ready,
-            story,
-            healed_after,
-            ended: ended.into_inner().expect("programs that ended"),
-            problems,
-        }
+        problems
     }
 
     /// Keeps the logs of all programs, and tells where.
@@ -263,7 +265,7 @@ impl<P: Place> Stage<P> {
     }
 
     /// As the API server has it; while it is away, it is waited for.
-    fn roles(&self) -> Roles {
+    pub(super) fn roles(&self) -> Roles {
         let plans = Api::<RingPlan>::default_namespaced(self.client.clone());
         let all = ListParams::default();
         let plans = wait_for("plans", || self.runtime.block_on(plans.list(&all)));
@@ -284,7 +286,7 @@ impl<P: Place> Stage<P> {
     /// Answers while nothing is wrong.
     fn undisturbed(&self) -> [String; 3] {
         let model = "undisturbed";
-        self.create(model);
+        self.create(model, LEAST);
         let view = View::of(model, &self.client, &self.runtime);
         let address = wait_for("a ring", || view.ready().ok_or_else(|| self.state(model)));
         let ask = |prompt| complete(PATIENCE, address, model, prompt, TOKENS);
@@ -294,7 +296,14 @@ impl<P: Place> Stage<P> {
         answers
     }
 
-    fn create(&self, model: &str) {
+    /// What the next Model is called.
+    pub(super) fn next_model(&self) -> String {
+        let sequence = self.sequences.fetch_add(1, Ordering::Relaxed);
+        format!("sequence-{sequence}")
+    }
+
+    /// A Model of so many members at least.
+    pub(super) fn create(&self, model: &str, least: usize) {
         let object = json!({
             "apiVersion": "prima.dev/v1alpha1",
             "kind": "Model",
@@ -302,7 +311,7 @@ impl<P: Place> Stage<P> {
             "spec": {
                 "source": {"hostPath": {"path": self.place.model()}},
                 "contextLength": 512,
-                "minNodes": 2,
+                "minNodes": least,
             },
         });
         self.place
@@ -335,7 +344,7 @@ impl<P: Place> Stage<P> {
     }
 
     /// What the cluster says of it, for people.
-    fn state(&self, model: &str) -> String {
+    pub(super) fn state(&self, model: &str) -> String {
         let conditions =
             "{range .status.conditions[*]}{.type}={.status} {.reason}: {.message}\n{end}";
         let conditions = format!("jsonpath={conditions}");
@@ -356,7 +365,7 @@ impl<P: Place> Stage<P> {
     }
 
     /// Lines of all logs.
-    fn panics(&self) -> Vec<String> {
+    pub(super) fn panics(&self) -> Vec<String> {
         let logs = self.place.logs().into_iter();
         let logs = logs.filter_map(|file| fs::read(file).ok());
         let lines = logs.flat_map(|log| {
@@ -409,17 +418,18 @@ impl Display for Report {
     }
 }
 
-/// When it said what, and what failed, for people.
-fn told(observed: &Observed) -> String {
+/// When it said what, what failed, and since when nobody heard anything for longest, for people.
+fn told(observed: &Observed, silent_since: Duration) -> String {
     let said = observed
         .said
         .iter()
         .map(|(at, said)| (*at, format!("says that it answers: {said}")));
-    let failed = observed
-        .asked
-        .iter()
-        .filter_map(|asked| Some((asked.at, asked.problem.clone()?)));
-    let mut lines: Vec<_> = said.chain(failed).collect();
+    let failed = observed.asked.iter().filter_map(|asked| {
+        let (_, why) = asked.given_up.clone()?;
+        Some((asked.last_heard(), why))
+    });
+    let silent = (silent_since, "nobody hears anything".to_owned());
+    let mut lines: Vec<_> = said.chain(failed).chain([silent]).collect();
     lines.sort();
     let lines: Vec<String> = lines
         .iter()
@@ -428,7 +438,7 @@ fn told(observed: &Observed) -> String {
     lines.join("\n  ")
 }
 
-fn within(patience: Duration, mut holds: impl FnMut() -> bool) -> bool {
+pub(super) fn within(patience: Duration, mut holds: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + patience;
     loop {
         let begun = Instant::now();

@@ -1,5 +1,7 @@
 //! An API server with prima's chart, machines that declare themselves, and what is asked of the objects there.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::jiff::Timestamp;
 use prima_tests::api_server::{ApiServer, Backend};
 use prima_tests::declared_machines::{DeclaredMachines, FILE, made_up};
@@ -103,9 +105,9 @@ impl Test {
         }
     }
 
-    /// Requests so far for what the operator and the agents read and write, but for watches and Leases. Those are left out that the API server
-    /// makes itself: every three minutes it lists all Services.
-    pub fn requests(&self) -> f64 {
+    /// Requests so far for what the operator and the agents read and write, but for watches and Leases, by what was asked for. Those are left out
+    /// that the API server makes itself: every three minutes it lists all Services.
+    pub fn requests(&self) -> BTreeMap<String, f64> {
         const RESOURCES: [&str; 5] = [
             "models",
             "ringplans",
@@ -113,20 +115,29 @@ impl Test {
             "services",
             "endpointslices",
         ];
-        let metrics = self.kubectl(&["get", "--raw", "/metrics"]);
-        let sum = |metric: &str| -> f64 {
-            let counts = metrics.lines().filter(|line| {
-                line.starts_with(metric)
-                    && !line.contains("verb=\"WATCH\"")
-                    && RESOURCES
-                        .iter()
-                        .any(|name| line.contains(&format!("resource=\"{name}\"")))
-            });
-            counts
-                .filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok())
-                .sum()
-        };
-        sum("apiserver_request_total{") - sum("apiserver_selfrequest_total{")
+        let mut requests: BTreeMap<String, f64> = BTreeMap::new();
+        for line in self.kubectl(&["get", "--raw", "/metrics"]).lines() {
+            let sign = match line.split_once('{') {
+                Some(("apiserver_request_total", _)) => 1.0,
+                Some(("apiserver_selfrequest_total", _)) => -1.0,
+                _ => continue,
+            };
+            let label = |name: &str| {
+                let (_, value) = line.split_once(&format!("{name}=\""))?;
+                Some(value.split_once('"')?.0)
+            };
+            let (Some(resource), Some(verb)) = (label("resource"), label("verb")) else {
+                continue;
+            };
+            let count = line.rsplit_once(' ').map(|(_, count)| count.parse::<f64>());
+            if let Some(Ok(count)) = count
+                && RESOURCES.contains(&resource)
+                && verb != "WATCH"
+            {
+                *requests.entry(format!("{verb} {resource}")).or_default() += sign * count;
+            }
+        }
+        requests
     }
 
     /// Every object that belongs to a Model, and itself, with its version.

@@ -137,18 +137,19 @@ fn a_ring_that_breaks_with_the_leader_is_said_to() {
     let test = Test::start(Backend::Etcd);
     let machines = test.machines(&MACHINES);
     let [first, second] = two_operators(&test);
-    drop(first);
     let before = test.versions();
     let endpoints = || {
         let slice = test.object("endpointslice/made-up-ipv4");
         slice["endpoints"].as_array().map_or(0, Vec::len)
     };
     assert_eq!(endpoints(), 1);
-
     let plan = test.object("ringplan/made-up-1");
     let members = plan["spec"]["members"].as_array().expect("members");
     let last = members.last().expect("a member")["name"].as_str();
     let last = last.expect("a name");
+
+    // Its Lease runs from here.
+    drop(first);
     machines.say_of(last, "made-up-1", MemberState::Loading);
     wait_until("it is not ready", || {
         test.condition("model/made-up", "Ready").0 == "False"

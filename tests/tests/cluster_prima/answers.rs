@@ -3,18 +3,22 @@
 use std::fs;
 use std::net::SocketAddr;
 
-use prima_tests::cluster::ON_DISK;
+use prima_tests::cluster::{MAX_TOKENS, ON_DISK, PROMPT, TRY, chart, chart_to_upgrade_from};
 use prima_tests::local_ring::{LocalRing, smollm2};
-use prima_tests::{assets, http, timeout_argument, wait_until};
+use prima_tests::{Endpoint as _, assets, http, timeout_argument, wait_until};
 
-use crate::harness::{HEADER, MAX_TOKENS, NODES, PROMPT, TRY, Test};
+use crate::harness::{HEADER, NODES, Test};
 use crate::upgrades::Runs;
 
 #[test]
 fn models_from_hub_and_disk_answer_as_on_one_machine() {
     let test = Test::start();
+    let before = chart_to_upgrade_from();
+    let before = before
+        .as_ref()
+        .map(|folder| folder.path().join("charts/prima"));
     test.cluster.enforcing_policies(|| {
-        test.install(&[
+        test.install_chart(&before.unwrap_or_else(chart), &[
             "--set-json",
             r#"networkPolicy.apiFrom=[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "default"}}}]"#,
         ]);
@@ -22,10 +26,10 @@ fn models_from_hub_and_disk_answer_as_on_one_machine() {
     });
     test.limit_memory();
 
-    test.apply_model("smollm2", &test.hub_source(), "");
-    test.wait_until_ready("smollm2");
+    test.cluster.apply_model("smollm2", &test.hub_source(), "");
+    test.cluster.wait_until_ready("smollm2");
     test.strangers_are_kept_out("smollm2");
-    let model = test.json(&["get", "model", "smollm2"]);
+    let model = test.cluster.json(&["get", "model", "smollm2"]);
     // Two are enough. The third takes part if one of them was measured as slow, which may happen, as they share processors.
     let ring_nodes = model["status"]["ringNodes"].as_u64();
     assert!(
@@ -38,7 +42,7 @@ fn models_from_hub_and_disk_answer_as_on_one_machine() {
     here.stop();
     for node in 0..NODES {
         assert_eq!(
-            test.first_answer_from(node, "smollm2"),
+            test.cluster.first_answer_from(node, "smollm2"),
             expected,
             "from node {node}"
         );
@@ -76,7 +80,7 @@ fn models_from_hub_and_disk_answer_as_on_one_machine() {
     );
     println!("{}", test.kubectl(&["describe", "model", "smollm2"]));
 
-    test.delete_model("smollm2");
+    test.cluster.delete_model("smollm2");
     wait_until("nothing is left", || {
         test.kubectl(&[
             "get",
@@ -94,10 +98,10 @@ fn models_from_hub_and_disk_answer_as_on_one_machine() {
         test.cluster.put_model_on(node);
     }
     let source = format!("hostPath: {{path: {ON_DISK}}}");
-    test.apply_model("from-disk", &source, "");
-    test.wait_until_ready("from-disk");
-    assert_eq!(test.first_answer_from(2, "from-disk"), expected);
-    let model = test.json(&["get", "model", "from-disk"]);
+    test.cluster.apply_model("from-disk", &source, "");
+    test.cluster.wait_until_ready("from-disk");
+    assert_eq!(test.cluster.first_answer_from(2, "from-disk"), expected);
+    let model = test.cluster.json(&["get", "model", "from-disk"]);
     let nodes = model["status"]["nodes"].as_array().expect("nodes");
     let third = nodes
         .iter()
@@ -115,8 +119,8 @@ fn models_from_hub_and_disk_answer_as_on_one_machine() {
     let mut runs = Runs::default();
     runs.note(&first);
     test.hub.clear();
-    test.apply_model("smollm2", &test.hub_source(), "");
-    test.wait_until_ready("smollm2");
+    test.cluster.apply_model("smollm2", &test.hub_source(), "");
+    test.cluster.wait_until_ready("smollm2");
     let new = runs.note(&test.plans("smollm2"));
     test.assert_fetched(&new, whole);
 
@@ -124,7 +128,7 @@ fn models_from_hub_and_disk_answer_as_on_one_machine() {
     test.cluster.put_model_on(2);
     test.lift_memory_limit();
 
-    // The policies follow the pods of the upgrade.
+    // From the chart before, while Models run. The policies follow the pods.
     test.hub.clear();
     test.cluster.enforcing_policies(|| {
         let new = test.upgrade(&mut runs, &expected);
@@ -143,13 +147,15 @@ fn models_from_hub_and_disk_answer_as_on_one_machine() {
     let left = test.kubectl(&["get", "models", "-o", "name"]);
     assert_eq!(left, "model.prima.dev/from-disk\nmodel.prima.dev/smollm2\n");
     wait_until("the agents' pods are gone", || test.agents(&[]).is_empty());
-    assert!(test.ask_from(0, "smollm2", TRY).is_err());
+    assert!(test.cluster.ask_from(0, "smollm2", TRY).is_err());
 }
 
 impl Test {
     /// OpenAI's client, through a port that kubectl forwards to rank 0.
     fn openai_client_answers(&self, model: &str, expected: &str) {
-        let slice = self.json(&["get", "endpointslice", &format!("{model}-ipv4")]);
+        let slice = self
+            .cluster
+            .json(&["get", "endpointslice", &format!("{model}-ipv4")]);
         let node = slice["endpoints"][0]["nodeName"].as_str().expect("a node");
         let port = slice["ports"][0]["port"].as_u64().expect("a port") as u16;
         let on_node = format!("spec.nodeName={node}");

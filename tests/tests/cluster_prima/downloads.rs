@@ -25,8 +25,8 @@ fn a_download_survives_its_hub_and_a_full_disk() {
             times: 12,
         })
     });
-    test.apply_model("smollm2", &test.hub_source(), "");
-    test.wait_until_ready("smollm2");
+    test.cluster.apply_model("smollm2", &test.hub_source(), "");
+    test.cluster.wait_until_ready("smollm2");
     let whole = fs::metadata(smollm2()).expect("a model").len();
     let sent: u64 = test.sent_by_node().iter().map(|(_, bytes)| bytes).sum();
     assert!(
@@ -37,15 +37,15 @@ fn a_download_survives_its_hub_and_a_full_disk() {
     // A repository that asks for its licence to be accepted first says so where people look.
     test.hub
         .control(|hub| hub.gated = vec!["people/models".to_owned()]);
-    test.apply_model("gated", &test.hub_source(), "");
+    test.cluster.apply_model("gated", &test.hub_source(), "");
     wait_until("it says why", || {
-        let (status, message) = test.condition("gated", "Ready");
+        let (status, message) = test.cluster.condition("gated", "Ready");
         status == "False" && message.contains("licence")
     });
     test.hub.control(|hub| hub.gated.clear());
-    test.wait_until_ready("gated");
+    test.cluster.wait_until_ready("gated");
     for model in ["smollm2", "gated"] {
-        test.delete_model(model);
+        test.cluster.delete_model(model);
     }
 
     // A disk without room for a node's part, from an address that is no hub.
@@ -61,16 +61,17 @@ fn a_download_survives_its_hub_and_a_full_disk() {
     });
     let file = format!("{}/_files/people/models/smollm2.gguf", test.hub.endpoint());
     let source = format!("url: {{url: '{file}', sha256: {}}}", sha256(&smollm2()));
-    test.apply_model("by-url", &source, ", rank0: node-0");
+    test.cluster
+        .apply_model("by-url", &source, ", rank0: node-0");
     wait_until("it says that the disk is full", || {
-        let (status, message) = test.condition("by-url", "Planned");
+        let (status, message) = test.cluster.condition("by-url", "Planned");
         status == "False" && message.contains("node-0") && message.contains("the disk has room for")
     });
     let on_any = r#"{"spec":{"rank0":null}}"#;
     test.kubectl(&["patch", "model/by-url", "--type=merge", "-p", on_any]);
-    test.wait_until_ready("by-url");
+    test.cluster.wait_until_ready("by-url");
     assert!(!test.members("by-url").contains(&"node-0".to_owned()));
-    let nodes = test.json(&["get", "model", "by-url"])["status"]["nodes"].clone();
+    let nodes = test.cluster.json(&["get", "model", "by-url"])["status"]["nodes"].clone();
     let nodes = nodes.as_array().expect("nodes");
     let out = nodes.iter().find(|node| node["name"] == "node-0");
     let why = out.expect("the node with the full disk")["why"].clone();
@@ -79,7 +80,7 @@ fn a_download_survives_its_hub_and_a_full_disk() {
             .is_some_and(|why| why.contains("the disk has room for")),
         "{why}"
     );
-    test.first_answer_from(1, "by-url");
+    test.cluster.first_answer_from(1, "by-url");
 }
 
 fn sha256(file: &Path) -> String {

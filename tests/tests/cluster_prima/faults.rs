@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 use k8s_openapi::jiff::Timestamp;
 use prima_tests::api_server::condition;
 use prima_tests::local_ring::running_members;
-use prima_tests::{timeout_argument, wait_for, wait_until};
+use prima_tests::stopwatch::Stopwatch;
+use prima_tests::{PATIENCE, timeout_argument, wait_for, wait_until};
 use serde_json::Value;
 
 use crate::harness::{NODES, Test, index_of};
 
-/// 45 seconds, and a few for the operator to tell.
-const WITHDRAWN_WITHIN: Duration = Duration::from_secs(50);
+/// Five seconds are promised, while an operator leads or waits to. One more since only whole seconds are known; the rest is for a busy machine.
+const WITHDRAWN_WITHIN: Duration = Duration::from_secs(12);
 
 #[test]
 fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
@@ -20,9 +21,9 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
     test.install(&[]);
     test.cluster.wait_until_measured();
     test.limit_memory();
-    test.apply_model("smollm2", &test.hub_source(), "");
-    test.wait_until_ready("smollm2");
-    let expected = test.first_answer_from(0, "smollm2");
+    test.cluster.apply_model("smollm2", &test.hub_source(), "");
+    test.cluster.wait_until_ready("smollm2");
+    let expected = test.cluster.first_answer_from(0, "smollm2");
 
     // The operator: no client notices.
     let operators = || {
@@ -41,13 +42,20 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
     ]);
     let mut asked = 0;
     wait_until("the operator is back", || {
-        assert_eq!(test.chat_from(0, "smollm2"), expected);
-        asked += 1;
-        let operator = test.json(&["get", "deployment", "prima-operator", "-n", "prima"]);
-        let status = &operator["status"];
+        match test.cluster.ask_from(0, "smollm2", PATIENCE) {
+            Ok(answer) => {
+                assert_eq!(answer, expected);
+                asked += 1;
+            }
+            // Whoever leads sends nobody to a ring that gets no processor for seconds.
+            Err(error) => {
+                let what = format!("it is told that the ring stood still: {error}");
+                wait_until(&what, || test.stood_still("smollm2"));
+            }
+        }
         let now = operators();
         let is_gone = |pod: &str| now.lines().all(|other| other != pod);
-        asked > 1 && before.lines().all(is_gone) && status["readyReplicas"] == status["replicas"]
+        asked > 1 && before.lines().all(is_gone) && test.operators_are_ready()
     });
     println!("operator's pods deleted: {asked} answers meanwhile");
 
@@ -56,6 +64,7 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
     let begun = Instant::now();
     test.delete_agent(&rank0);
     test.wait_until_answers("smollm2", &expected);
+    test.cluster.wait_until_ready("smollm2");
     println!(
         "agent pod of rank 0 deleted: answered again after {:.0} s",
         begun.elapsed().as_secs_f64()
@@ -69,10 +78,8 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
     let index = index_of(&lost);
     let begun = Instant::now();
     test.cluster.node(index).kill();
-    let (withdrawn, said) = test.withdrawn_after("smollm2", Timestamp::now());
+    let (withdrawn, said) = test.withdrawn_and_ready_without(&lost, "smollm2");
     assert!(withdrawn < WITHDRAWN_WITHIN, "{withdrawn:?}: {said}");
-    test.wait_until_ready("smollm2");
-    assert!(!test.members("smollm2").contains(&lost));
     let other = (0..NODES)
         .find(|node| *node != index)
         .expect("another node");
@@ -84,7 +91,7 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
     );
     test.upgrade_others_than(&lost);
     test.wait_until_answers_from(other, "smollm2", &expected);
-    test.wait_until_ready("smollm2");
+    test.cluster.wait_until_ready("smollm2");
     test.cluster.node(index).restart();
     test.kubectl(&[
         "wait",
@@ -93,13 +100,13 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
         &timeout_argument(),
     ]);
 
-    // A link that is cut.
+    // A link that is cut. If it is that of the operator that leads, the other one tells.
+    wait_until("two operators are there", || test.operators_are_ready());
     let lost = test.members("smollm2").last().expect("a member").clone();
     let begun = Instant::now();
     test.cluster.node(index_of(&lost)).cut_link();
-    let (withdrawn, said) = test.withdrawn_after("smollm2", Timestamp::now());
+    let (withdrawn, said) = test.withdrawn_and_ready_without(&lost, "smollm2");
     assert!(withdrawn < WITHDRAWN_WITHIN, "{withdrawn:?}: {said}");
-    test.wait_until_ready("smollm2");
     let other = (0..NODES)
         .find(|node| *node != index_of(&lost))
         .expect("another node");
@@ -113,7 +120,7 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
 
     // No ghost: what ran on the lost nodes ended, and only what the plan says runs.
     wait_until("one ring is left", || {
-        let plans = test.json(&["get", "ringplans"]);
+        let plans = test.cluster.json(&["get", "ringplans"]);
         plans["items"].as_array().map(Vec::len) == Some(1)
     });
     wait_until("the plan's members run, and no other", || {
@@ -138,6 +145,15 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
 }
 
 impl Test {
+    /// One that leads, and one that waits to.
+    fn operators_are_ready(&self) -> bool {
+        let operator = self
+            .cluster
+            .json(&["get", "deployment", "prima-operator", "-n", "prima"]);
+        let status = &operator["status"];
+        status["readyReplicas"] == status["replicas"]
+    }
+
     /// Gives all nodes another agent, as documents say it for an upgrade while one of them is `off`, and waits for those that are on.
     fn upgrade_others_than(&self, off: &str) {
         let begun = Instant::now();
@@ -163,29 +179,57 @@ impl Test {
         );
     }
 
-    /// Waits until the Model is not ready any more. Returns how long after `fault` the operator withdrew its readiness, by its clock, which
-    /// is this machine's, and why.
-    fn withdrawn_after(&self, model: &str, fault: Timestamp) -> (Duration, String) {
-        let ready = wait_for("readiness is withdrawn", || {
-            let ready = condition(&self.json(&["get", "model", model]), "Ready");
-            match ready["status"] == "False" {
-                true => Ok(ready),
-                false => Err(ready),
+    /// Waits until the Model is ready without a node that is lost from now on. Returns when the operator withdrew the readiness of the ring with that
+    /// node, by its clock, which is this machine's, and why. A ring that stands still on a busy machine may be withdrawn before, and be ready once
+    /// more until it is known that a node is lost: the last time counts.
+    fn withdrawn_and_ready_without(&self, lost: &str, model: &str) -> (Duration, String) {
+        let (fault, clock) = (Timestamp::now(), Stopwatch::start());
+        let mut withdrawn: Option<(Value, Duration)> = None;
+        wait_for(&format!("{model} is ready without {lost}"), || {
+            let found = self.cluster.json(&["get", "model", model]);
+            let ready = condition(&found, "Ready");
+            let members = self.members_of(model, &found);
+            let members = members.ok_or("the plan that it names is gone")?;
+            let has_lost = members.iter().any(|member| member == lost);
+            if ready["status"] == "True" && !has_lost {
+                return Ok(());
             }
+            let since = |ready: &Value| ready["lastTransitionTime"].clone();
+            let known = withdrawn.as_ref().map(|(known, _)| since(known));
+            // Of what replaced that ring so soon that nobody looked in between, the first time counts.
+            let counts = has_lost || known.is_none();
+            if ready["status"] == "False" && counts && known != Some(since(&ready)) {
+                withdrawn = Some((ready.clone(), clock.waited()));
+            }
+            Err(format!("on {members:?}: {ready}"))
         });
+        let (ready, waited) = withdrawn.expect("its readiness was withdrawn");
         let at = ready["lastTransitionTime"].as_str().expect("a time");
         let at: Timestamp = at.parse().expect("RFC 3339");
         // Whole seconds are kept of it; it may have been the end of that one.
         let after = at.as_millisecond() + 1000 - fault.as_millisecond();
         let after = Duration::from_millis(after.max(0).unsigned_abs());
         let said = ready["message"].as_str().expect("a message");
-        (after, said.to_owned())
+        (after.saturating_sub(waited), said.to_owned())
+    }
+
+    /// Whether an operator told that rank 0 of a ready ring did not answer, or said itself that the ring was not ready.
+    fn stood_still(&self, model: &str) -> bool {
+        let events = self.cluster.json(&["get", "events.events.k8s.io"]);
+        let mut events = events["items"].as_array().expect("events").iter();
+        events.any(|event| {
+            let reasons = ["NotReached", "Connecting"];
+            event["regarding"]["name"] == model
+                && reasons.iter().any(|reason| event["reason"] == *reason)
+        })
     }
 
     /// The node of the operator that leads. The Lease may name none, or a pod that is gone, until another one takes it.
     fn leader(&self) -> String {
         wait_for("an operator leads", || {
-            let lease = self.json(&["get", "lease", "prima-operator", "-n", "prima"]);
+            let lease = self
+                .cluster
+                .json(&["get", "lease", "prima-operator", "-n", "prima"]);
             let pod = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
             let node = "jsonpath={.spec.nodeName}";
             let get = ["get", "pod", pod, "-n", "prima", "-o", node];

@@ -2,11 +2,12 @@
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
 
+use prima_tests::cluster::TOOLS_POD;
 use prima_tests::{PATIENCE, timeout_argument, wait_for};
 
 use crate::harness::{Test, index_of};
 
-/// A pod that nobody let in.
+/// A pod, POD, that nobody let in.
 const STRANGER: &str = "
 apiVersion: v1
 kind: Namespace
@@ -15,17 +16,15 @@ metadata: {name: strangers}
 apiVersion: v1
 kind: Pod
 metadata: {name: stranger, namespace: strangers}
-spec:
-  terminationGracePeriodSeconds: 0
-  containers:
-  - {name: tools, image: localhost/tools, imagePullPolicy: IfNotPresent}
+spec: POD
 ";
 
 impl Test {
     /// Only agents reach the ports that are for agents, and only clients that the chart's values allow reach a Model; others reach metrics.
     pub fn strangers_are_kept_out(&self, model: &str) {
+        let pod = STRANGER.replace("POD", TOOLS_POD);
         // Its account comes a moment after its namespace.
-        wait_for("a pod", || self.cluster.apply(STRANGER));
+        wait_for("a pod", || self.cluster.apply(&pod));
         let stranger = "pod/stranger";
         let ready = ["wait", "--for=condition=Ready", stranger, "-n", "strangers"];
         self.kubectl(&[&ready[..], &[&timeout_argument()]].concat());
@@ -37,7 +36,9 @@ impl Test {
             .as_str()
             .and_then(|address| address.parse().ok())
             .expect("an address");
-        let slice = self.json(&["get", "endpointslice", &format!("{model}-ipv4")]);
+        let slice = self
+            .cluster
+            .json(&["get", "endpointslice", &format!("{model}-ipv4")]);
         let rank0 = slice["endpoints"][0]["addresses"][0].as_str();
         let rank0 = rank0.and_then(|address| address.parse().ok());
         let rank0: IpAddr = rank0.expect("an address");

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use prima_tests::cluster::TRY;
 use prima_tests::{PATIENCE, wait_until};
 use serde_json::Value;
 
-use crate::harness::{HEADER, NODES, TRY, Test};
+use crate::harness::{HEADER, NODES, Test};
 
 /// The model's.
 const LAYERS: u64 = 30;
@@ -66,7 +67,7 @@ impl Test {
         let begun = Instant::now();
         let (mut answers, mut failures) = (0, Vec::new());
         while !done.load(Ordering::Relaxed) && begun.elapsed() < PATIENCE {
-            match self.ask_from(2, model, TRY) {
+            match self.cluster.ask_from(2, model, TRY) {
                 Ok(_) => answers += 1,
                 Err(error) => failures.push(error),
             }
@@ -106,7 +107,7 @@ impl Test {
                 // Looked at before it is asked: else an agent of before may have answered.
                 let all_new =
                     rolled("daemonset/prima-agent") && rolled("deployment/prima-operator");
-                let answer = self.ask_from(0, "smollm2", TRY);
+                let answer = self.cluster.ask_from(0, "smollm2", TRY);
                 let answered = answer.is_ok_and(|answer| answer == expected);
                 if !answered {
                     silent += asked.elapsed();
@@ -119,7 +120,7 @@ impl Test {
                 assert!(
                     begun.elapsed() < PATIENCE,
                     "the upgrade does not end: {}",
-                    self.told("smollm2")
+                    self.cluster.told("smollm2")
                 );
             }
             done.store(true, Ordering::Relaxed);
@@ -140,7 +141,7 @@ impl Test {
             answers + failures.len()
         );
         // The Service leads to an agent that runs.
-        let slice = self.json(&["get", "endpointslice", "smollm2-ipv4"]);
+        let slice = self.cluster.json(&["get", "endpointslice", "smollm2-ipv4"]);
         let address = slice["endpoints"][0]["addresses"][0].as_str();
         let agents = self.agent_addresses();
         assert!(

@@ -1,18 +1,21 @@
 {{- /*
-One DaemonSet of agents: (dict "context" $ "variant" "cpu" | "nvidia" | "dri"). The variants differ in their image, in the nodes
-they run on, and in how they come by a GPU.
+One DaemonSet of agents: (dict "context" $ "variant" "cpu" | "nvidia" | "dri" "claims" "" | "In" | "NotIn"). The variants differ in
+their image, in the nodes they run on, and in how they come by a GPU. Where agent.claimNodeLabel is set, each comes twice: for nodes
+with that label (In), and without it, and without the claims (NotIn).
 */}}
 {{- define "prima.agent.daemonset" -}}
 {{- $context := .context }}
 {{- $values := $context.Values.agent }}
 {{- $gpu := ne .variant "cpu" }}
+{{- $claims := eq .claims "NotIn" | ternary list $values.persistentVolumeClaims }}
+{{- $suffix := eq .claims "In" | ternary "-claims" "" }}
 {{- $component := dict "context" $context "component" "agent" }}
 {{- $image := include "prima.image" (dict "context" $context "image" (ternary $values.gpus.image $values.image $gpu)) }}
 {{- $scheduling := include "prima.agent.scheduling" . | fromYaml }}
 apiVersion: apps/v1
 kind: DaemonSet
 metadata:
-  name: {{ include "prima.agent.name" $context }}{{ if $gpu }}-{{ .variant }}{{ end }}
+  name: {{ include "prima.agent.name" $context }}{{ if $gpu }}-{{ .variant }}{{ end }}{{ $suffix }}
   namespace: {{ include "prima.agent.namespace" $context }}
   labels: {{- include "prima.labels" $component | nindent 4 }}
 spec:
@@ -20,12 +23,12 @@ spec:
   selector:
     matchLabels:
       {{- include "prima.selectorLabels" $component | nindent 6 }}
-      prima.dev/agent-variant: {{ .variant }}
+      prima.dev/agent-variant: {{ .variant }}{{ $suffix }}
   template:
     metadata:
       labels:
         {{- include "prima.labels" $component | nindent 8 }}
-        prima.dev/agent-variant: {{ .variant }}
+        prima.dev/agent-variant: {{ .variant }}{{ $suffix }}
         {{- with $values.podLabels }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -126,7 +129,7 @@ spec:
               mountPath: {{ $path }}
               readOnly: true
             {{- end }}
-            {{- range $index, $claim := $values.persistentVolumeClaims }}
+            {{- range $index, $claim := $claims }}
             - name: claim-{{ $index }}
               mountPath: /var/lib/prima-claims/{{ $claim }}
               readOnly: true
@@ -147,7 +150,7 @@ spec:
             path: {{ $path }}
             type: DirectoryOrCreate
         {{- end }}
-        {{- range $index, $claim := $values.persistentVolumeClaims }}
+        {{- range $index, $claim := $claims }}
         - name: claim-{{ $index }}
           persistentVolumeClaim:
             claimName: {{ $claim }}
@@ -170,8 +173,8 @@ What an agent of a variant asks for; its GPU is the whole node's, so the device 
 {{- end }}
 
 {{- /*
-Where a variant runs, as the values of "prima.scheduling": every node belongs to one variant, and NVIDIA's comes first. The
-terms of a node affinity are alternatives, so rules go into each of them.
+Where a variant runs, as the values of "prima.scheduling": every node belongs to one variant, and NVIDIA's comes first; and with
+the claims or without. The terms of a node affinity are alternatives, so rules go into each of them.
 */}}
 {{- define "prima.agent.scheduling" -}}
 {{- $variant := .variant }}
@@ -185,6 +188,9 @@ terms of a node affinity are alternatives, so rules go into each of them.
 {{- else if and $gpu.enabled (ne $variant "nvidia") }}
 {{- $rules = append $rules (dict "key" $gpu.nodeLabel.key "operator" "NotIn" "values" (list $gpu.nodeLabel.value)) }}
 {{- end }}
+{{- end }}
+{{- with .claims }}
+{{- $rules = append $rules (dict "key" $values.claimNodeLabel.key "operator" . "values" (list (default "" $values.claimNodeLabel.value))) }}
 {{- end }}
 {{- if $rules }}
 {{- $required := dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" "nodeSelectorTerms" (list (dict)) $values.affinity }}

@@ -21,6 +21,8 @@ const FLOPS: RangeInclusive<i64> = 100_000..=100_000_000_000_000_000;
 /// Up to 1 PiB.
 const MEMORY: RangeInclusive<i64> = 0..=1 << 50;
 const WHOLE_MEMORY: RangeInclusive<i64> = 1 << 20..=1 << 50;
+/// Drivers of Vulkan give 128 MiB at least.
+const BUFFER: RangeInclusive<i64> = 1 << 20..=i64::MAX;
 
 impl NodeProfile {
     /// Checks everything that the planner relies on. `name`, a path, is used in errors.
@@ -42,6 +44,9 @@ impl NodeProfile {
             agent_version: _,
             architectures: _,
             parts: _,
+            reads_windowed_sequences: _,
+            reads_gpus: _,
+            reads_chunk_positions: _,
             system: _,
             cpu: on_cpu,
             memory: in_memory,
@@ -169,6 +174,8 @@ fn gpu(checks: &Checks<'_>, path: &str, gpu: &GpuProfile) -> Result<(), Document
         true => 0..=MAX_RATE,
         false => RATE,
     };
+    // Where it is not known, nothing is checked.
+    let most_buffer = measured.most_buffer_bytes.unwrap_or(i64::MAX);
     let copy_overhead = measured.copy_overhead_nanoseconds;
     let layer_overhead = measured.layer_overhead_nanoseconds;
     checks.fields(
@@ -176,6 +183,7 @@ fn gpu(checks: &Checks<'_>, path: &str, gpu: &GpuProfile) -> Result<(), Document
         [
             ("totalBytes", total, WHOLE_MEMORY),
             ("availableBytes", measured.available_bytes, 0..=total),
+            ("mostBufferBytes", most_buffer, BUFFER),
             ("readBytesPerSecond", measured.read_bytes_per_second, RATE),
             ("kvAppendBytesPerSecond", kv_append, RATE),
             ("toGpuBytesPerSecond", to_gpu, copy_rate.clone()),

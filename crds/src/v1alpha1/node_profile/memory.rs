@@ -1,8 +1,9 @@
-//! How much of a machine's memory rings may have: what is available, less what stays free for the owner. Planner, checker, operator and
-//! agents all have it from here. In bytes.
+//! How much of a machine's memory rings may have: what is available, less what stays free for the owner; and how many keys and
+//! values fit one buffer of a GPU. Planner, checker, operator and agents all have it from here. In bytes.
 
 use super::{GpuBackend, GpuMeasurements, NodeProfileSpec, NodeProfileStatus};
 use crate::v1alpha1::model_profile::ModelProfileSpec;
+use crate::v1alpha1::ring_plan::{KV_BLOCK_POSITIONS, KvDtype, PlannedGpu};
 
 /// Percent of the available memory that stays free unless the owner says otherwise: the machine is theirs.
 const USUAL_RESERVE_PERCENT: u64 = 5;
@@ -29,24 +30,35 @@ impl NodeProfileStatus {
         }
     }
 
-    /// Bytes that are available of the own memory of the GPU that this model's ring uses; `None` without such a GPU, or where it shares
+    /// Bytes that are available of the own memory of all GPUs that this model's ring may use; `None` without such a GPU, or where it shares
     /// the machine's memory.
     pub fn own_gpu_bytes(&self, model: &ModelProfileSpec) -> Option<i64> {
         let (_, gpu) = self.gpu_for(model)?;
         gpu.own_available_bytes()
     }
 
-    /// Takes off what is promised to a ring: bytes of the machine's memory, which a GPU may share, and of a GPU's own.
+    /// The same of the GPUs that a plan names.
+    pub fn own_bytes_of(&self, gpus: &[PlannedGpu], model: &ModelProfileSpec) -> Option<i64> {
+        GpuMeasurements::together(&self.gpus_named(gpus, model))?.own_available_bytes()
+    }
+
+    /// Takes off what is promised to a ring: bytes of the machine's memory, which a GPU may share, and of GPUs' own. On which of several GPUs
+    /// these lie is not known. They are taken from the first, then from the next: so neither the first nor the first few together ever look
+    /// as if they had more than they have.
     pub fn take_promised(&mut self, memory_bytes: i64, gpu_bytes: i64) {
         let take = |left: &mut i64, bytes: i64| *left = left.saturating_sub(bytes).max(0);
         take(&mut self.memory.available_bytes, memory_bytes);
+        let mut on_gpus = gpu_bytes;
         let gpus = self.gpus.iter_mut();
         for gpu in gpus.filter_map(|gpu| gpu.measured.as_mut()) {
             let promised = match gpu.unified_memory {
                 true => memory_bytes,
-                false => gpu_bytes,
+                false => on_gpus.min(gpu.available_bytes),
             };
             take(&mut gpu.available_bytes, promised);
+            if !gpu.unified_memory {
+                on_gpus -= promised;
+            }
         }
     }
 }
@@ -81,6 +93,17 @@ impl GpuMeasurements {
     /// Bytes that are available of its own memory; `None` where it shares the machine's.
     pub fn own_available_bytes(&self) -> Option<i64> {
         (!self.unified_memory).then_some(self.available_bytes)
+    }
+
+    /// Positions whose keys and values a layer of this model can have there, of all sequences together: as many as fit one buffer, in whole blocks.
+    /// `None` where no limit is known.
+    pub fn most_positions(&self, model: &ModelProfileSpec) -> Option<i64> {
+        let block = model
+            .kv_bytes(KvDtype::F16)
+            .saturating_mul(KV_BLOCK_POSITIONS as i64)
+            .max(1);
+        let blocks = self.most_buffer_bytes? / block;
+        Some(blocks * KV_BLOCK_POSITIONS as i64)
     }
 }
 
@@ -141,6 +164,32 @@ mod tests {
         own.take_promised(GIB, 2 * GIB);
         assert_eq!(own.available_bytes(&model), 7 * GIB);
         assert_eq!(own.own_gpu_bytes(&model), Some(4 * GIB));
+        // Of two GPUs, from the first as far as it goes.
+        own.gpus.push(own.gpus[0].clone());
+        own.take_promised(0, 5 * GIB);
+        let left = |gpu: &GpuProfile| gpu.measured.as_ref().unwrap().available_bytes;
+        assert_eq!(
+            [0, 1].map(|place: usize| left(&own.gpus[place])),
+            [0, 3 * GIB]
+        );
+        own.take_promised(0, 5 * GIB);
+        assert_eq!(own.own_gpu_bytes(&model), Some(0));
+    }
+
+    #[test]
+    fn keys_and_values_of_a_layer_have_one_buffer_on_a_gpu() {
+        let mut status = with_gpu(GpuBackend::Vulkan, false, GIB);
+        let measured = status.gpus[0].measured.as_mut().unwrap();
+        // 8 heads of 128 numbers.
+        let model = ModelProfileSpec {
+            kv_bytes_per_position_and_layer: 4096,
+            ..ModelProfileSpec::default()
+        };
+        assert_eq!(measured.most_positions(&model), None);
+        measured.most_buffer_bytes = Some(1 << 27);
+        assert_eq!(measured.most_positions(&model), Some(32_768));
+        measured.most_buffer_bytes = Some((1 << 27) - 1);
+        assert_eq!(measured.most_positions(&model), Some(32_768 - 64));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! does): here a part is a name, so that those of newer versions are compared like all others.
 
 use super::super::model_profile::ModelProfileSpec;
-use super::{GpuBackend, GpuMeasurements, NodeProfileStatus};
+use super::{GpuMeasurements, NodeProfileStatus};
 
 /// Layers with experts: the one part that agents named before they named all.
 const EXPERTS: &str = "experts";
@@ -99,23 +99,10 @@ impl NodeProfileStatus {
         };
         before.concat()
     }
-
-    /// The GPU that a member of this model's ring uses: the first one that computes all parts of the model, and was measured with all
-    /// weight formats of its layers. One that lacks something is not used for this model.
-    pub fn gpu_for(&self, model: &ModelProfileSpec) -> Option<(GpuBackend, &GpuMeasurements)> {
-        self.gpus.iter().find_map(|gpu| {
-            let measured = gpu.measured.as_ref()?;
-            let mut formats = model.layer_weights.iter().map(|weights| &weights.format);
-            let runs =
-                |format: &String| measured.throughput.iter().any(|one| one.format == *format);
-            let computes = needed_parts(model).all(|part| measured.computes(part));
-            (computes && formats.all(runs)).then_some((gpu.backend, measured))
-        })
-    }
 }
 
 impl GpuMeasurements {
-    fn computes(&self, part: &str) -> bool {
+    pub(super) fn computes(&self, part: &str) -> bool {
         match self.parts.is_empty() {
             true => OF_FIRST_FAMILIES.contains(&part) || OF_DENSE_FAMILIES.contains(&part),
             false => self.parts.iter().any(|own| own == part),
@@ -124,7 +111,7 @@ impl GpuMeasurements {
 }
 
 /// Names of what a machine must compute of a model. A profile of an earlier version does not say, but for its experts.
-fn needed_parts(model: &ModelProfileSpec) -> impl Iterator<Item = &str> {
+pub(super) fn needed_parts(model: &ModelProfileSpec) -> impl Iterator<Item = &str> {
     let is_earlier = model.parts.is_empty();
     let experts = (is_earlier && model.experts > 0).then_some(EXPERTS);
     model.parts.iter().map(String::as_str).chain(experts)
@@ -237,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gpu_for_a_model_runs_all_its_formats() {
+    fn the_gpus_for_a_model_run_all_its_formats() {
         let mut status = status();
         let weights = |format: &str| FormatWeights {
             format: format.to_owned(),
@@ -256,7 +243,8 @@ mod tests {
             .gpus
             .push(gpu("more", &["Q6_K", "Q4_K", "F16"], false));
         let (_, found) = status.gpu_for(&model).unwrap();
-        assert_eq!(found.own_available_bytes(), Some(2));
+        assert_eq!(found.own_available_bytes(), Some(2 + 3));
+        assert_eq!(found.throughput.len(), 2);
         let shared = gpu("shared", &["Q4_K"], true).measured.unwrap();
         assert_eq!(shared.own_available_bytes(), None);
     }

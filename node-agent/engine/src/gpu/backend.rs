@@ -3,7 +3,10 @@
 use std::any::Any;
 use std::ops::Range;
 
+use prima_vulkan::Timeline;
+
 use super::facts::GpuFacts;
+use crate::device::KvPositions;
 use crate::error::EngineError;
 use crate::executor::{Executor, ManyRowsExecutor};
 use crate::kernels::Matrix;
@@ -37,14 +40,17 @@ pub(crate) trait DeviceHead: Send + Sync {
 pub(super) trait Backend: Send + Sync {
     fn facts(&self) -> Result<GpuFacts, EngineError>;
 
+    /// As [`Gpu::allocated_bytes`](super::Gpu::allocated_bytes).
+    fn allocated_bytes(&self) -> Option<u64>;
+
     /// Copies layers there, the first of which has the place `first_place` in its window, and sets memory aside for the keys and values of
-    /// `kv_positions` positions.
+    /// `kv_positions`.
     fn load(
         &self,
         model: &Model,
         layers: Range<usize>,
         first_place: usize,
-        kv_positions: usize,
+        kv_positions: KvPositions,
     ) -> Result<Box<dyn Executor>, EngineError>;
 
     /// Makes room for two matrices at a time of the first layers of a window, whose weights `residency` has: they are copied there for each pass.
@@ -68,6 +74,12 @@ pub(super) trait Backend: Send + Sync {
     fn read(&self, rows: &DeviceRows) -> Result<(), EngineError>;
 
     fn append(&self, rows: &DeviceRows, to: &DeviceRows) -> Result<(), EngineError>;
+
+    /// As [`Gpu::start_timeline`](super::Gpu::start_timeline).
+    fn start_timeline(&self) -> Result<(), EngineError>;
+
+    /// As [`Gpu::end_timeline`](super::Gpu::end_timeline).
+    fn end_timeline(&self) -> Result<Timeline, EngineError>;
 }
 
 /// Which GPUs may be used.

@@ -1,20 +1,23 @@
 //! Layers and the output head on a GPU, computed by candle: CUDA or Metal, as the engine was built.
 //!
-//! Decides: which device is used (the first one), and the format of the weights there (as in the file; floats as F32).
+//! Decides: which device is used (the first one), and the format of the weights there (as in the file).
 
+mod attention;
 mod facts;
 mod head;
 mod kv;
 mod layers;
 mod open;
+mod products;
 
 use std::ops::Range;
 
-use candle_core::quantized::QMatMul;
-use candle_core::{Module, Tensor};
+use candle_core::Tensor;
+use prima_vulkan::Timeline;
 
 use super::backend::{Backend, DeviceHead, DeviceMatrix, DeviceRows, HeadWeights, error, own};
 use super::facts::GpuFacts;
+use crate::device::KvPositions;
 use crate::error::EngineError;
 use crate::executor::{Executor, ManyRowsExecutor};
 use crate::kernels::Matrix;
@@ -23,10 +26,15 @@ use crate::residency::Residency;
 use head::CandleHead;
 use layers::CandleLayers;
 pub(super) use open::CandleGpu;
+use products::Weights;
 
 impl Backend for CandleGpu {
     fn facts(&self) -> Result<GpuFacts, EngineError> {
         facts::facts(&self.device).map_err(|source| error("tell its name and memory", source))
+    }
+
+    fn allocated_bytes(&self) -> Option<u64> {
+        None
     }
 
     fn load(
@@ -35,7 +43,7 @@ impl Backend for CandleGpu {
         layers: Range<usize>,
         first_place: usize,
         // Memory is taken as sequences grow.
-        _kv_positions: usize,
+        _kv_positions: KvPositions,
     ) -> Result<Box<dyn Executor>, EngineError> {
         let layers = CandleLayers::load(self, model, layers, first_place)?;
         Ok(Box::new(layers))
@@ -83,7 +91,7 @@ impl Backend for CandleGpu {
     fn multiply(&self, matrices: &[&DeviceMatrix], rows: &DeviceRows) -> Result<(), EngineError> {
         let rows: &Tensor = own(&*rows.0)?;
         for matrix in matrices {
-            let matrix: &QMatMul = own(&*matrix.0)?;
+            let matrix: &Weights = own(&*matrix.0)?;
             matrix
                 .forward(rows)
                 .map_err(|source| error("multiply", source))?;
@@ -102,5 +110,16 @@ impl Backend for CandleGpu {
         to.slice_set(rows, 0, 0)
             .map_err(|source| error("write", source))?;
         self.finish()
+    }
+
+    fn start_timeline(&self) -> Result<(), EngineError> {
+        Err(error(
+            "tell when it computes",
+            "that is known through Vulkan only",
+        ))
+    }
+
+    fn end_timeline(&self) -> Result<Timeline, EngineError> {
+        Ok(Timeline::default())
     }
 }

@@ -5,15 +5,16 @@ use prima_model::ModelPart;
 
 use super::facts::GpuApi;
 use crate::error::EngineError;
-use crate::layer::{Direct, Layer, Projections};
+use crate::layer::Layer;
 
 impl GpuApi {
     /// Whether layers of models with this part may be on such a GPU. Every part is named here, so that a new one is not forgotten.
     pub fn computes(self, part: ModelPart) -> bool {
         match part {
-            ModelPart::LatentAttention | ModelPart::LatentQueries => false,
             // (candle's GPUs leave these to the processor.)
-            ModelPart::AttentionSinks
+            ModelPart::LatentAttention
+            | ModelPart::LatentQueries
+            | ModelPart::AttentionSinks
             | ModelPart::ClampedSwiglu
             | ModelPart::Experts
             | ModelPart::ExpertBiases
@@ -60,18 +61,14 @@ impl GpuApi {
     }
 }
 
-/// The projections of attention of the layer `index`, if GPUs of this kind compute all parts of the layer.
+/// Whether GPUs of this kind compute all parts of the layer `index`.
 ///
 /// # Errors
 /// [`EngineError::NotOnGpu`] names one that they do not.
-pub(super) fn computed(api: GpuApi, index: usize, layer: &Layer) -> Result<&Direct, EngineError> {
-    let refused = |part| Err(EngineError::NotOnGpu { layer: index, part });
+pub(super) fn check(api: GpuApi, index: usize, layer: &Layer) -> Result<(), EngineError> {
     let parts = layer.spec.parts();
-    if let Some(part) = parts.into_iter().find(|&part| !api.computes(part)) {
-        return refused(part);
-    }
-    match &layer.projections {
-        Projections::Direct(direct) => Ok(direct),
-        Projections::Latent(_) => refused(ModelPart::LatentAttention),
+    match parts.into_iter().find(|&part| !api.computes(part)) {
+        None => Ok(()),
+        Some(part) => Err(EngineError::NotOnGpu { layer: index, part }),
     }
 }

@@ -21,30 +21,24 @@ const BOUND: f32 = 0.1;
 /// With experts: how often there are such passes. A row that both sides round differently may go to another expert, where scores are close, and
 /// is then off by what that one makes. Of the rows of a kind of pass, a quarter has to agree.
 const PASSES_WITH_EXPERTS: [usize; 3] = [1, 3, 8];
-/// Rows that a ring computes at once at most.
-const MOST_ROWS: usize = 256;
 
 /// Rows of the output head that are compared: all go through the same kernels.
 const HEAD_ROWS: usize = 256;
 
-/// Runs made-up rows through the layer `layer` on `gpu`, which has only this one, and on the processor.
+/// Runs made-up rows through the layer `layer` on `gpu`, which has only this one, and on the processor, in passes of at most `most_rows`.
 ///
 /// # Errors
 /// [`EngineError::Gpu`] when they do not agree.
-pub(super) fn check(gpu: &dyn Executor, model: &Model, layer: usize) -> Result<(), EngineError> {
+pub(super) fn check(
+    gpu: &dyn Executor,
+    model: &Model,
+    layer: usize,
+    most_rows: usize,
+) -> Result<(), EngineError> {
     let cpu = CpuLayers::load(model, layer..layer + 1, &Residency::mapped())?;
     let compute = Compute::new(Compute::available_threads())?;
     let experts = model.spec().layers[layer].feed_forward.experts.as_ref();
-    let mut passes: Vec<(usize, usize)> = Vec::new();
-    match experts {
-        None => passes.extend(PASSES.map(|rows| (rows, 1))),
-        Some(experts) => {
-            // So many that even those of each expert are, if a ring ever has them.
-            let many = prima_vulkan::FEW_ROWS * experts.count / experts.used + 1;
-            passes.extend((many <= MOST_ROWS).then_some((many, 1)));
-            passes.extend(PASSES.into_iter().zip(PASSES_WITH_EXPERTS));
-        }
-    }
+    let passes = passes(experts.map(|one| (one.count, one.used)), most_rows);
     let rows: usize = passes.iter().map(|(rows, times)| rows * times).sum();
     let layers = layer..layer + 1;
     let cache = || KvCache::new(model, slice::from_ref(&layers), rows, KvFormat::F16);
@@ -86,6 +80,18 @@ pub(super) fn check(gpu: &dyn Executor, model: &Model, layer: usize) -> Result<(
         compared.check(&format!("layer {layer}"))?;
     }
     Ok(())
+}
+
+/// The rows of passes, and how many passes there are of each kind. `experts`: how many a layer has, and how many of them a row goes to.
+fn passes(experts: Option<(usize, usize)>, most_rows: usize) -> Vec<(usize, usize)> {
+    let Some((count, used)) = experts else {
+        return PASSES.map(|rows| (rows, 1)).to_vec();
+    };
+    // So many that even those of each expert are, if a ring ever has them.
+    let many = prima_vulkan::FEW_ROWS * count / used + 1;
+    let many = (many <= most_rows).then_some((many, 1));
+    let others = PASSES.into_iter().zip(PASSES_WITH_EXPERTS);
+    many.into_iter().chain(others).collect()
 }
 
 /// The part of the output head that is compared.
@@ -193,6 +199,16 @@ mod tests {
             }
         }
         compared.check("it").is_ok()
+    }
+
+    #[test]
+    fn experts_many_rows_are_compared_where_passes_have_them() {
+        assert_eq!(passes(None, 256), [(17, 1), (3, 1), (1, 1)]);
+        let usual = [(17, 1), (3, 3), (1, 8)];
+        assert_eq!(passes(Some((128, 8)), 256), usual);
+        let many = [&[(257, 1)][..], &usual].concat();
+        assert_eq!(passes(Some((128, 8)), 512), many);
+        assert_eq!(passes(Some((128, 4)), 512), usual);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod expert_step;
 mod head;
 mod kv;
+mod latent_step;
 mod layers;
 mod open;
 mod placed;
@@ -10,15 +11,17 @@ mod probe;
 mod resident;
 mod step;
 mod streamed;
+mod turns;
 mod window;
 mod workspace;
 
 use std::ops::Range;
 
-use prima_vulkan::{Facts, GpuKind};
+use prima_vulkan::{Facts, GpuKind, Timeline};
 
 use super::backend::{Backend, DeviceHead, DeviceMatrix, DeviceRows, HeadWeights, error, own};
 use super::facts::{GpuApi, GpuFacts};
+use crate::device::KvPositions;
 use crate::error::EngineError;
 use crate::executor::{Executor, ManyRowsExecutor};
 use crate::kernels::Matrix;
@@ -30,7 +33,7 @@ use layers::VulkanLayers;
 pub(super) use open::VulkanGpu;
 use streamed::StreamedLayers;
 
-/// All that Vulkan's drivers list, with the kind and why it cannot be used, if so; what is free of their memory is not asked.
+/// All that Vulkan's drivers list, with the kind and why it cannot be used, if so; what is free of their memory is not asked, nor are limits.
 pub(super) fn list() -> Result<Vec<(GpuFacts, GpuKind, Option<String>)>, EngineError> {
     let gpus = open::find()?;
     let listed = gpus.facts().map(|facts| {
@@ -45,18 +48,25 @@ fn described(facts: &Facts, available_bytes: u64) -> GpuFacts {
         api: GpuApi::Vulkan,
         name: facts.name.clone(),
         pci: Some(facts.pci),
+        pci_address: facts.pci_address.clone(),
         unified_memory: matches!(facts.kind, GpuKind::Integrated | GpuKind::Software),
         total_bytes: facts.total_bytes,
         available_bytes,
+        most_buffer_bytes: None,
     }
 }
 
 impl Backend for VulkanGpu {
     fn facts(&self) -> Result<GpuFacts, EngineError> {
-        Ok(described(
-            self.device.facts(),
-            self.device.available_bytes(),
-        ))
+        let device = &self.device;
+        Ok(GpuFacts {
+            most_buffer_bytes: Some(device.most_buffer_bytes()),
+            ..described(device.facts(), device.available_bytes())
+        })
+    }
+
+    fn allocated_bytes(&self) -> Option<u64> {
+        Some(self.device.allocated_bytes())
     }
 
     fn load(
@@ -64,7 +74,7 @@ impl Backend for VulkanGpu {
         model: &Model,
         layers: Range<usize>,
         first_place: usize,
-        kv_positions: usize,
+        kv_positions: KvPositions,
     ) -> Result<Box<dyn Executor>, EngineError> {
         let layers = VulkanLayers::load(self, model, layers, first_place, kv_positions)?;
         Ok(Box::new(layers))
@@ -124,5 +134,15 @@ impl Backend for VulkanGpu {
         let (rows, to) = (own(&*rows.0)?, own(&*to.0)?);
         let appended = probe::append(&self.device, &mut self.workspace(), rows, to);
         appended.map_err(|source| error("write", source))
+    }
+
+    fn start_timeline(&self) -> Result<(), EngineError> {
+        let started = self.device.start_timeline();
+        started.map_err(|source| error("tell when it computes", source))
+    }
+
+    fn end_timeline(&self) -> Result<Timeline, EngineError> {
+        let told = self.device.end_timeline();
+        told.map_err(|source| error("tell when it computed", source))
     }
 }

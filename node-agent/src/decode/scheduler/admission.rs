@@ -1,7 +1,6 @@
 //! Who begins: whose turn it is, whether there is room, and what of a text the ring has already.
 
 use std::collections::BTreeMap;
-use std::iter;
 use std::time::Instant;
 
 use super::kept::common_prefix;
@@ -18,6 +17,13 @@ struct Source {
     kept: bool,
 }
 
+impl Source {
+    /// Whether a new text takes the session over; else it branches off.
+    fn is_taken_over(&self) -> bool {
+        self.kept && self.length - self.shared < SHORT_TAIL
+    }
+}
+
 /// How a sequence can begin.
 struct Fit {
     source: Option<Source>,
@@ -27,6 +33,8 @@ struct Fit {
 
 /// So many others may begin before a request, or a part of it, whose turn it is, but that does not fit yet.
 pub(super) const PASSED_BY: usize = 16;
+/// Of those that its own client sent later, so many are looked at.
+const BEHIND: usize = 4;
 /// Tokens of an answer that room is made for when it begins, if its share of the context has as many; most are shorter, and clients seldom
 /// tell.
 const EXPECTED_ANSWER: usize = 256;
@@ -43,24 +51,24 @@ fn following(request: &Request) -> usize {
 
 impl Scheduler {
     /// Starts what waits while there is room, in turn. If a client has at least two sequences more on the ring than another, it makes room for
-    /// that one, where that is enough. What does not fit in its turn is passed by other clients' requests, but only so often: then the room
-    /// stays free for it.
+    /// that one, where that is enough. What does not fit in its turn is passed by other clients' requests, and by the next few of its own client,
+    /// but only so often: then the room stays free for it.
     pub(super) fn begin_what_fits(&mut self, now: Instant) {
         // What made room for others does not take it again at once.
         let mut gave_way: Vec<SequenceId> = Vec::new();
         while let Phase::Ready = self.phase {
-            let turns = self.turns_to_begin(&gave_way);
-            let Some((&first, others)) = turns.split_first() else {
+            let mut turns = self.turns_to_begin(&gave_way);
+            let Some(&first) = turns.first() else {
                 break;
             };
             let counts = (self.waiting.len(), self.running.len());
             let passed = self.requests.get(&first.0).map_or(0, |one| one.passed);
-            let passing = match passed < PASSED_BY && self.nobody_fits != Some(counts) {
-                true => others,
-                false => &[],
-            };
-            let mut in_turn = iter::once(first).chain(passing.iter().copied());
-            let Some((id, fit)) = in_turn.find_map(|id| Some((id, self.fit(id)?))) else {
+            match passed < PASSED_BY && self.nobody_fits != Some(counts) {
+                true => turns.extend(self.behind(first, &gave_way)),
+                false => turns.truncate(1),
+            }
+            let mut turns = turns.into_iter();
+            let Some((id, fit)) = turns.find_map(|id| Some((id, self.fit(id)?))) else {
                 self.nobody_fits = Some(counts);
                 break;
             };
@@ -71,9 +79,8 @@ impl Scheduler {
                 gave_way.extend(fit.give_way);
                 continue;
             }
-            let adopts =
-                |source: &Source| source.kept && source.length - source.shared < SHORT_TAIL;
-            if self.sessions_left() == 0 && !fit.source.as_ref().is_some_and(adopts) {
+            let needs_session = !fit.source.as_ref().is_some_and(Source::is_taken_over);
+            if needs_session && self.sessions_left() == 0 {
                 break;
             }
             if id != first
@@ -142,6 +149,16 @@ impl Scheduler {
         let mut turns: Vec<_> = oldest.iter().map(|(one, &id)| (share(one), id)).collect();
         turns.sort_unstable();
         turns.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// The next few requests that wait behind this one, of the same client, but for these.
+    fn behind(&self, first: SequenceId, but_for: &[SequenceId]) -> Vec<SequenceId> {
+        let client = self.client(first);
+        let behind = self.waiting.iter().copied().filter(|id| {
+            let own = id.0 != first.0 && self.client(*id) == client;
+            own && !but_for.contains(id)
+        });
+        behind.take(BEHIND).collect()
     }
 
     /// The youngest sequence of the client that has the most on the ring. It is never the oldest of all that run, unless it is alone.
@@ -233,8 +250,7 @@ impl Scheduler {
                 session
             }
             Some(source) => {
-                let short = source.length - source.shared < SHORT_TAIL || self.sessions_left() == 0;
-                let session = if source.kept && short {
+                let session = if source.is_taken_over() {
                     self.kept.remove(source.session);
                     self.ledger.set_busy(source.session, true);
                     source.session

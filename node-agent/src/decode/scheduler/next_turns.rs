@@ -125,7 +125,7 @@ mod tests {
     fn other_requests_say_nothing_of_turns() {
         let (first, thought) = (text(1), [&text(2)[..10], &[7]].concat());
         let (again, edited) = (&first[..10], [&first[..5], &[7; 6]].concat());
-        let other = text(4);
+        let other = [&text(4)[..], &[7]].concat();
         assert_eq!(passed_over(&[again]), Kind::Prompt);
         assert_eq!(
             passed_over(&[&thought, again, &edited, &other]),
@@ -134,6 +134,15 @@ mod tests {
         let mut turns = NextTurns::default();
         turns.answered(&text(2), 10, 1);
         turns.submitted(&thought, 0);
+        assert_eq!(turns.pass_over(), Kind::Prompt);
+    }
+
+    /// What short prompts begin with, others do, too.
+    #[test]
+    fn a_short_prompt_is_known_by_all_of_it() {
+        let mut turns = NextTurns::default();
+        turns.answered(&text(1), 2 * ASKING, 0);
+        turns.submitted(&[&text(1)[..ASKING], &[7; 10]].concat(), 0);
         assert_eq!(turns.pass_over(), Kind::Prompt);
     }
 

@@ -122,6 +122,26 @@ mod tests {
         assert_eq!(cost.of(1), Duration::from_secs(2));
         cost.add(11, Duration::from_secs(4));
         assert!((cost.of(21).as_secs_f64() - 6.0).abs() < 1e-6);
+        // What passes of one size take is known of that size.
+        let mut cost = PassCost::default();
+        cost.add(5, Duration::from_secs(2));
+        assert!((cost.of(5).as_secs_f64() - 2.0).abs() < 1e-6);
+        // Noise makes no pass dearer than all that were seen.
+        let mut cost = PassCost::default();
+        cost.add(1, Duration::from_millis(10));
+        cost.add(9, Duration::from_secs(99));
+        assert!(cost.of(9) < Duration::from_secs(99));
+    }
+
+    #[test]
+    fn other_times_are_told_in_passes_without_rows() {
+        let mut cost = PassCost::default();
+        assert!((cost.in_passes(3.0) - GUESS).abs() < 1e-9);
+        cost.add(1, Duration::from_millis(2500));
+        cost.add(11, Duration::from_millis(7500));
+        // 2 s, and half a second for each row.
+        assert!((cost.in_passes(3.0) - 1.5).abs() < 1e-6);
+        assert!((cost.in_passes(1e9) - MOST_PASSES).abs() < 1e-9);
     }
 
     #[test]

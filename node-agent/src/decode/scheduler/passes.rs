@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use prima_crds::v1alpha1::ring_plan::DRAFTED_ROWS;
+use prima_crds::v1alpha1::ring_plan::{CHUNK_POSITIONS, DRAFTED_ROWS};
 
 use super::kept::common_prefix;
 use super::speculation::Prices;
@@ -57,7 +57,8 @@ impl Scheduler {
         self.prefilling.remove(next)
     }
 
-    /// The most rows of the next chunk of this sequence. Chunks are smaller while others' tokens go round, which wait for them at every member.
+    /// The most rows of the next chunk of this sequence. Chunks are smaller while others' tokens go round, which wait for them at every member: of the
+    /// usual size at most.
     fn chunk_rows(&self, id: SequenceId) -> usize {
         let decodes = |(session, other): (&SessionId, &SequenceId)| {
             // After the last chunk of a prompt, too, there is no token before it is home.
@@ -67,12 +68,15 @@ impl Scheduler {
                 || flights.any(|flight| flight.chunk);
             !prefills && self.read(*other) == Read::Continuation
         };
-        if self.limits.whole_chunks || !self.running.iter().any(decodes) {
-            return MAX_FRAME_ROWS;
+        if !self.running.iter().any(decodes) {
+            return self.limits.chunk_positions;
         }
-        let rows = self.chunk_cost.rows_for(ROWS_BESIDE_TOKENS);
-        rows.map_or(MAX_FRAME_ROWS, |rows| {
-            rows.clamp(FEWEST_ROWS, MAX_FRAME_ROWS)
+        let rows = match self.limits.whole_chunks {
+            true => None,
+            false => self.chunk_cost.rows_for(ROWS_BESIDE_TOKENS),
+        };
+        rows.map_or(CHUNK_POSITIONS, |rows| {
+            rows.clamp(FEWEST_ROWS, CHUNK_POSITIONS)
         })
     }
 
@@ -282,7 +286,10 @@ impl Scheduler {
             brings: (last || read == Read::AllStates).then_some(id),
             alone: !self.flights.keys().any(flying),
             rows: tokens.len(),
-            tells_cost: chunk || (self.chunks_in_flight() == 0 && !flying(&session)),
+            tells_cost: match chunk {
+                true => tokens.len() <= CHUNK_POSITIONS,
+                false => self.chunks_in_flight() == 0 && !flying(&session),
+            },
         };
         let wanted = match read {
             Read::AllStates => tokens.len(),
@@ -457,12 +464,14 @@ impl Scheduler {
                 sequence.text = request.prompt.to_vec();
             }
             sequence.text.extend(&next.tokens);
-            let right = sequence.speculation.verified(&next.tokens);
+            let of_all = &mut self.short_matches;
+            let right = sequence.speculation.verified(&next.tokens, of_all);
             if let State::Running { session, sent } = &mut sequence.state {
                 *sent += right;
                 let session = *session;
                 if right < next.tokens.len() {
-                    sequence.speculation.refuted(sequence.text.len() - 1);
+                    let position = sequence.text.len() - 1;
+                    sequence.speculation.refuted(position, of_all);
                     self.ignore_flights(session);
                 }
             }

@@ -1,11 +1,11 @@
-//! Whether the ring is whole, when something on it counts as lost, and what becomes of requests then.
+//! Whether the ring is whole, when something on it is late or counts as lost, and what becomes of requests then.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::{Action, Awaited, Flight, Phase, RequestId, Scheduler, SequenceId, State};
 use crate::generation::{GenerationError, Readiness};
-use crate::ring::{Output, SessionId};
+use crate::ring::{Output, SILENT_FOR, STOOD_STILL, SessionId};
 
 pub(super) const PROBE_INTERVAL: Duration = Duration::from_millis(200);
 /// From a warm-up that failed to the next: what was lacking may come back, a disk or memory.
@@ -33,6 +33,7 @@ impl Scheduler {
         if !matches!(self.phase, Phase::Probing { first_nonce, .. } if first_nonce <= nonce) {
             return;
         }
+        self.missed.clear();
         let session = self.new_session();
         self.ledger.begin(session);
         self.actions.push(Action::Create { session });
@@ -82,18 +83,31 @@ impl Scheduler {
         }
     }
 
-    pub(super) fn lost(&mut self, rank: usize, cause: String, now: Instant) {
+    pub(super) fn lost(
+        &mut self,
+        rank: usize,
+        missed_by: Option<usize>,
+        cause: String,
+        now: Instant,
+    ) {
         let member = match self.limits.members.get(rank) {
             Some(member) => member.clone(),
             None => format!("of rank {rank}"),
         };
+        // A ring that is broken says so again and again; requests wait from the first time on. A member that ends says why before its streams break.
+        let (until, cause) = match self.lost.take() {
+            Some((
+                until,
+                GenerationError::MemberLost {
+                    member: of,
+                    cause: first,
+                },
+            )) if of == member => (until, first),
+            Some((until, _)) => (until, cause),
+            None => (now + self.limits.options.outlast, cause),
+        };
         let reason = format!("waiting for member {member}: {cause}");
         let error = GenerationError::MemberLost { member, cause };
-        // A ring that is broken says so again and again; requests wait from the first time on.
-        let until = match self.lost {
-            Some((until, _)) => until,
-            None => now + self.limits.options.outlast,
-        };
         self.lost = Some((until, error.clone()));
         self.break_off(reason, &error, now);
         match until > now {
@@ -101,6 +115,9 @@ impl Scheduler {
             false => self.fail_all(&error),
         }
         self.fails_at = Some(rank);
+        let members = self.limits.members.len();
+        let missed_by = missed_by.filter(|by| rank.max(*by) < members);
+        self.missed.extend(missed_by.map(|by| (rank, by)));
     }
 
     /// The ring is broken: nothing that was under way can be finished.
@@ -173,11 +190,17 @@ impl Scheduler {
             .retain(|client, _| requests.values().any(|one| one.client == *client));
         self.give_up_late_guess(now);
         self.give_up_lost(now);
+        self.look_for_late(now);
     }
 
     pub(super) fn came_home(&mut self, now: Instant) {
         self.returned += 1;
+        self.gets_on(now);
+    }
+
+    pub(super) fn gets_on(&mut self, now: Instant) {
         self.progress = Some(now);
+        self.late = false;
     }
 
     /// Something that leaves now and is expected to take so long, once what is on the ring before it has come home.
@@ -191,7 +214,7 @@ impl Scheduler {
         Awaited {
             begun: now,
             expected,
-            limit: self.limits.options.grace + PATIENCE * time,
+            may_take: PATIENCE * time,
             overtaken_at: self.returned + count + OVERTAKING,
         }
     }
@@ -206,22 +229,45 @@ impl Scheduler {
         planned.max(self.cost.of(rows))
     }
 
+    /// Notes whether something is late. Signs of life do not tell: they pass a member whose disk or GPU hangs, and go the other way than frames.
+    fn look_for_late(&mut self, now: Instant) {
+        // If rank 0 stood still itself, what has come home since has yet to be taken in.
+        let ticks = self
+            .ticks
+            .filter(|(_, last)| now.saturating_duration_since(*last) <= STOOD_STILL);
+        let (since, _) = ticks.unwrap_or((now, now));
+        self.ticks = Some((since, now));
+        let quiet_since = self.progress.map_or(since, |progress| progress.max(since));
+        let late = |one: &Awaited| {
+            let waits = now.saturating_duration_since(quiet_since.max(one.begun));
+            waits > one.may_take + SILENT_FOR
+        };
+        let fronts = self.flights.values().filter_map(VecDeque::front);
+        let mut oldest = fronts
+            .map(|flight| &flight.awaited)
+            .chain(self.releasing.values())
+            .peekable();
+        // Each waits for what a member is at: a token that left just before a chunk comes home behind it.
+        self.late = oldest.peek().is_some() && oldest.all(late);
+    }
+
     /// Ends what waits for something that got lost: a request if only its frame did, else all of them.
     fn give_up_lost(&mut self, now: Instant) {
         let since = |begun: Instant| now.saturating_duration_since(begun);
+        let limit = |one: &Awaited| self.limits.options.grace + one.may_take;
         let silent = |one: &Awaited| {
             self.progress
-                .is_none_or(|progress| since(progress.max(one.begun)) > one.limit)
+                .is_none_or(|progress| since(progress.max(one.begun)) > limit(one))
         };
         let lost = |one: &Awaited| {
-            since(one.begun) > one.limit && (silent(one) || self.returned >= one.overtaken_at)
+            since(one.begun) > limit(one) && (silent(one) || self.returned >= one.overtaken_at)
         };
         let flights = self.flights.iter();
         let mut oldest =
             flights.filter_map(|(&session, flights)| Some((session, &flights.front()?.awaited)));
         if let Some((session, one)) = oldest.find(|(_, one)| lost(one)) {
             let error = GenerationError::Deadline {
-                seconds: one.limit.as_secs(),
+                seconds: limit(one).as_secs(),
             };
             match self.running.get(&session) {
                 Some(&(request, _)) if !silent(one) => self.fail(request, error, now),
@@ -232,7 +278,7 @@ impl Scheduler {
             }
         } else if let Some(one) = self.releasing.values().find(|one| lost(one)) {
             let error = GenerationError::Deadline {
-                seconds: one.limit.as_secs(),
+                seconds: limit(one).as_secs(),
             };
             self.break_off("a session got lost on the ring".into(), &error, now);
             self.fail_all(&error);

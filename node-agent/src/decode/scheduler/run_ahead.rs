@@ -217,3 +217,24 @@ impl Sequence {
         matches!(self.state, State::Running { sent, .. } if sent == self.text.len())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_pass_counts_an_eighth() {
+        let seconds = Duration::from_secs;
+        let mut times = PassTimes::default();
+        assert!(times.passes().is_nan());
+        times.add(seconds(1));
+        times.add_trip(seconds(8));
+        assert_eq!(times.passes(), 8.0);
+        // 9 s.
+        times.add_trip(seconds(16));
+        assert_eq!(times.passes(), 9.0);
+        // 2 s.
+        times.add(seconds(9));
+        assert_eq!(times.passes(), 4.5);
+    }
+}

@@ -5,13 +5,16 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use prima_crds::v1alpha1::model_profile::AttentionWindow;
+use prima_crds::v1alpha1::ring_plan::RingPlanSpec;
 use prima_engine::kernels::BLOCK_POSITIONS;
 
 use super::Action;
-use crate::ring::{MAX_FRAME_ROWS, SessionId};
+use crate::ring::{SessionId, session_capacity};
 
 pub struct SimulatedRing {
     context_length: usize,
+    /// The most rows of a frame.
+    chunk_positions: usize,
     window: Option<AttentionWindow>,
     capacity: usize,
     youngest: SessionId,
@@ -56,11 +59,12 @@ struct Session {
 }
 
 impl SimulatedRing {
-    pub fn new(context_length: usize, window: Option<AttentionWindow>, capacity: usize) -> Self {
+    pub fn new(plan: &RingPlanSpec, window: Option<AttentionWindow>) -> Self {
         Self {
-            context_length,
+            context_length: plan.context_length as usize,
+            chunk_positions: plan.chunk_positions as usize,
             window,
-            capacity,
+            capacity: session_capacity(plan),
             youngest: 0,
             sessions: BTreeMap::new(),
             releasing: VecDeque::new(),
@@ -138,7 +142,7 @@ impl SimulatedRing {
         }
         let session = self.sessions.get_mut(&id).unwrap();
         assert_eq!(session.tokens.len(), first_position, "no gap");
-        assert!((1..=MAX_FRAME_ROWS).contains(&tokens.len()));
+        assert!((1..=self.chunk_positions).contains(&tokens.len()));
         assert!(session.tokens.len() + tokens.len() <= self.context_length);
         if let Some(window) = self.window {
             let kept_from = (session.tokens.len() + 1).saturating_sub(2 * window.positions);

@@ -4,7 +4,8 @@
 //! Guesses come from the text so far, or from a small model. The number is no setting: a row is drafted while the tokens that it brings, on
 //! average, are worth more than what it costs. Both are measured: how often such drafts were right, and how a pass takes longer with more
 //! rows. So drafts grow long where a pass mostly waits for a disk or a link, short where rows compete for processors, and end where guesses
-//! fail. What a grammar leaves no choice of is no guess: all of it goes along.
+//! fail. What the text says next costs nothing to look at, so it is judged whether it was drafted or not. What a grammar leaves no choice of is
+//! no guess: all of it goes along.
 
 use std::collections::VecDeque;
 
@@ -22,8 +23,12 @@ pub struct Speculation {
     draft: VecDeque<Drafted>,
     /// The earlier place that the text repeats, and how many tokens from there were drafted.
     repeats: Option<(Guess, usize)>,
+    /// The next token by such a place, where it was not worth a draft.
+    left_out: Option<Drafted>,
     /// Tokens of the model since the last one that no draft had.
     in_a_row: usize,
+    /// Guesses of the model in a row that were not worth a draft.
+    passed_over: u32,
     /// The model cannot tell what follows the draft.
     silent: bool,
     /// What the draft model has taken in of text and draft.
@@ -55,13 +60,16 @@ pub struct Prices {
     pub sequences: f64,
 }
 
-/// How far guesses of one kind are worth it.
+/// How often guesses of one kind were right.
 #[derive(Default)]
 struct Trust {
     classes: [Acceptance; CLASSES],
-    /// Guesses in a row that were not worth a draft.
-    passed_over: u32,
 }
+
+/// How often what followed short matches was right, in all texts. In prose such matches are chance: without this, every answer would draft after
+/// some of them before it knows. What follows long ones each text has to show itself, so edits and quotations are drafted from their beginning on.
+#[derive(Default)]
+pub struct ShortMatches([Acceptance; SHORT]);
 
 /// How often a token was right, the latest counting most.
 #[derive(Clone, Copy)]
@@ -74,14 +82,27 @@ struct Acceptance {
 pub const LONGEST_DRAFT: usize = 32;
 /// Matches of similar length count together.
 const CLASSES: usize = 5;
-/// Every so many guesses that seemed not worth it one token is drafted, to see whether that still holds.
+/// The first of these: matches of up to 5 tokens.
+const SHORT: usize = 2;
+/// Every so many guesses of the model that seemed not worth it one token is drafted, to see whether that still holds.
 const PROBE_EVERY: u32 = 32;
-/// What a trial still counts after the next one.
+/// What a trial still counts after the next one, for its own text and for all.
 const FADING: f64 = 0.9;
+const FADING_FOR_ALL: f64 = 0.98;
 /// A model's guesses count as after matches of such a length and more.
 const MODELLED: usize = 3;
 
 impl Speculation {
+    /// Of a text of which nothing is known but how short matches fared in others. That counts as two trials, and makes no guess seem likelier than
+    /// without: one that does not repeat is none the worse for others that do.
+    pub fn new(others: &ShortMatches) -> Self {
+        let mut speculation = Self::default();
+        for (own, others) in speculation.looked_up.classes.iter_mut().zip(&others.0) {
+            own.right = own.right.min(others.share() * own.tried);
+        }
+        speculation
+    }
+
     /// What follows `text` by an earlier place in it, as far as that is worth it, and at most `limit` tokens. It replaces the draft.
     pub fn look_up(&mut self, text: &[u32], limit: usize, prices: Prices) -> Vec<u32> {
         self.withdraw(text.len());
@@ -91,7 +112,15 @@ impl Speculation {
         let count = self
             .looked_up
             .worth(guess.matched, limit, 0.0, prices.row, prices.sequences);
-        self.repeats = (count > 0).then_some((guess, 0));
+        if count == 0 {
+            self.left_out = Some(Drafted {
+                token: guess.token(text, 0),
+                source: Source::Text,
+                class: class(guess.matched),
+            });
+            return Vec::new();
+        }
+        self.repeats = Some((guess, 0));
         (0..count).filter_map(|_| self.repeat(text)).collect()
     }
 
@@ -149,8 +178,15 @@ impl Speculation {
     pub fn worth_of_model(&mut self, length: usize, limit: usize, prices: Prices) -> usize {
         let before = length.saturating_sub(self.taken_in) as f64 * prices.guess;
         let row = prices.row + prices.guess;
-        self.modelled
-            .worth(MODELLED, limit, before, row, prices.sequences)
+        let count = self
+            .modelled
+            .worth(MODELLED, limit, before, row, prices.sequences);
+        if count > 0 {
+            self.passed_over = 0;
+            return count;
+        }
+        self.passed_over += 1;
+        usize::from(limit > 0 && self.passed_over.is_multiple_of(PROBE_EVERY))
     }
 
     /// How many tokens of the model can follow the draft so that the odds that all of it is right stay above `least`; at most `limit`.
@@ -191,30 +227,38 @@ impl Speculation {
     }
 
     /// The text goes on with `tokens`. Returns how many of them the draft had right, which leave it.
-    pub fn verified(&mut self, tokens: &[u32]) -> usize {
+    pub fn verified(&mut self, tokens: &[u32], of_all: &mut ShortMatches) -> usize {
+        if let (Some(one), Some(token)) = (self.left_out.take(), tokens.first()) {
+            self.judge(&one, one.token == *token, of_all);
+        }
         let right = self.drafted().zip(tokens);
         let right = right.take_while(|(drafted, token)| drafted == *token);
         let count = right.count();
-        (0..count).for_each(|_| self.judge_next(true));
+        (0..count).for_each(|_| self.judge_next(true, of_all));
         count
     }
 
     /// The token at `position` is not the draft's, if there was one.
-    pub fn refuted(&mut self, position: usize) {
-        self.judge_next(false);
+    pub fn refuted(&mut self, position: usize, of_all: &mut ShortMatches) {
+        self.judge_next(false, of_all);
         self.withdraw(position);
     }
 
-    fn judge_next(&mut self, right: bool) {
-        let Some(one) = self.draft.pop_front() else {
-            return;
-        };
-        let trust = match one.source {
-            Source::Text => &mut self.looked_up,
-            Source::Model => &mut self.modelled,
-            Source::Grammar => return,
-        };
-        trust.classes[one.class].add(right);
+    fn judge_next(&mut self, right: bool, of_all: &mut ShortMatches) {
+        if let Some(one) = self.draft.pop_front() {
+            self.judge(&one, right, of_all);
+        }
+    }
+
+    fn judge(&mut self, one: &Drafted, right: bool, of_all: &mut ShortMatches) {
+        match one.source {
+            Source::Text => {
+                self.looked_up.classes[one.class].add(right, FADING);
+                of_all.add(one.class, right);
+            }
+            Source::Model => self.modelled.classes[one.class].add(right, FADING),
+            Source::Grammar => {}
+        }
     }
 
     /// Nobody will know whether the draft was right that followed the first `length` tokens.
@@ -222,6 +266,7 @@ impl Speculation {
         self.taken_in = self.taken_in.min(length);
         self.draft.clear();
         self.repeats = None;
+        self.left_out = None;
         self.in_a_row = 0;
         self.silent = false;
     }
@@ -243,14 +288,7 @@ impl Speculation {
 impl Trust {
     /// How many tokens to draft after a match of such a length, at most `limit`. `before`: what the guess costs, however many it is;
     /// `row`: what each token costs.
-    fn worth(
-        &mut self,
-        matched: usize,
-        limit: usize,
-        before: f64,
-        row: f64,
-        sequences: f64,
-    ) -> usize {
+    fn worth(&self, matched: usize, limit: usize, before: f64, row: f64, sequences: f64) -> usize {
         let limit = limit.min(LONGEST_DRAFT);
         // The pass brings one token anyway.
         let (mut tokens, mut cost, mut survives) = (1.0, 1.0 + row + before, 1.0);
@@ -264,12 +302,19 @@ impl Trust {
             cost += row;
             count += 1;
         }
-        if (tokens - 1.0) * (1.0 + row) <= (cost - 1.0 - row) * sequences {
-            self.passed_over += 1;
-            return usize::from(limit > 0 && self.passed_over.is_multiple_of(PROBE_EVERY));
+        match (tokens - 1.0) * (1.0 + row) <= (cost - 1.0 - row) * sequences {
+            true => 0,
+            false => count,
         }
-        self.passed_over = 0;
-        count
+    }
+}
+
+impl ShortMatches {
+    /// What followed a match of this class was right, or not. Longer ones count for their own text only.
+    pub fn add(&mut self, class: usize, right: bool) {
+        if let Some(acceptance) = self.0.get_mut(class) {
+            acceptance.add(right, FADING_FOR_ALL);
+        }
     }
 }
 
@@ -283,9 +328,9 @@ impl Acceptance {
         self.right / self.tried
     }
 
-    fn add(&mut self, right: bool) {
-        self.right = self.right * FADING + f64::from(u8::from(right));
-        self.tried = self.tried * FADING + 1.0;
+    fn add(&mut self, right: bool, fading: f64) {
+        self.right = self.right * fading + f64::from(u8::from(right));
+        self.tried = self.tried * fading + 1.0;
     }
 }
 
@@ -312,16 +357,22 @@ mod tests {
     }
 
     fn repeats() -> Vec<u32> {
-        (0..40).chain(0..20).collect()
+        ends_as_it_began(20)
+    }
+
+    /// So many tokens; what follows is the next number.
+    fn ends_as_it_began(matched: u32) -> Vec<u32> {
+        (0..40).chain(0..matched).collect()
     }
 
     #[test]
     fn guesses_that_come_true_make_drafts_longer() {
         let (text, mut speculation) = (repeats(), Speculation::default());
+        let mut of_all = ShortMatches::default();
         let mut lengths = Vec::new();
         for _ in 0..20 {
             let draft = speculation.look_up(&text, 100, prices(0.1, 1.0));
-            assert_eq!(speculation.verified(&draft), draft.len());
+            assert_eq!(speculation.verified(&draft, &mut of_all), draft.len());
             lengths.push(draft.len());
         }
         assert!(lengths[0] > 0 && lengths[0] < 8, "{lengths:?}");
@@ -330,15 +381,46 @@ mod tests {
     }
 
     #[test]
-    fn guesses_that_fail_end_drafts_but_for_a_probe() {
+    fn guesses_that_fail_end_drafts_until_they_would_be_right() {
         let (text, mut speculation) = (repeats(), Speculation::default());
-        let mut drafted = Vec::new();
-        for _ in 0..200 {
-            drafted.push(speculation.look_up(&text, 100, prices(0.1, 1.0)).len());
-            speculation.refuted(text.len());
-        }
-        let late: usize = drafted[100..].iter().sum();
-        assert!((2..=4).contains(&late), "{drafted:?}");
+        let mut of_all = ShortMatches::default();
+        let mut goes_on_with = |token| {
+            let draft = speculation.look_up(&text, 100, prices(0.1, 1.0));
+            speculation.verified(&[token], &mut of_all);
+            speculation.refuted(text.len(), &mut of_all);
+            draft.len()
+        };
+        let drafted: Vec<usize> = (0..100).map(|_| goes_on_with(99)).collect();
+        assert!(drafted[0] > 0, "{drafted:?}");
+        assert!(drafted[10..].iter().all(|count| *count == 0), "{drafted:?}");
+        let right: Vec<usize> = (0..5).map(|_| goes_on_with(20)).collect();
+        assert!(right[0] == 0 && right[4] > 0, "{right:?}");
+    }
+
+    #[test]
+    fn a_text_begins_with_what_short_matches_brought_in_others() {
+        let mut of_all = ShortMatches::default();
+        let first_drafts = |others: &ShortMatches| {
+            [3, 5, 6].map(|matched| {
+                let text = ends_as_it_began(matched);
+                let mut speculation = Speculation::new(others);
+                speculation.look_up(&text, 100, prices(0.3, 1.0)).len()
+            })
+        };
+        let mut others_go_on_with = |right: bool| {
+            for matched in [3, 5, 6].repeat(100) {
+                let text = ends_as_it_began(matched);
+                let mut speculation = Speculation::new(&of_all);
+                speculation.look_up(&text, 1, prices(0.3, 1.0));
+                let next = if right { matched } else { 99 };
+                speculation.verified(&[next], &mut of_all);
+                speculation.refuted(text.len(), &mut of_all);
+            }
+            first_drafts(&of_all)
+        };
+        assert_eq!(first_drafts(&ShortMatches::default()), [1, 1, 1]);
+        assert_eq!(others_go_on_with(false), [0, 0, 1]);
+        assert_eq!(others_go_on_with(true), [1, 1, 1]);
     }
 
     #[test]
@@ -354,6 +436,34 @@ mod tests {
         assert!(length(0.1, 1.0) > length(0.8, 1.0));
         assert!(length(0.1, 1.0) > length(0.1, 8.0));
         assert_eq!(length(0.8, 8.0), 0);
+    }
+
+    /// Found by trying all lengths.
+    #[test]
+    fn a_draft_is_as_long_as_brings_most_tokens_in_a_time() {
+        for share in [0.2_f64, 0.5, 0.8, 0.95] {
+            let all_alike = Acceptance {
+                right: share,
+                tried: 1.0,
+            };
+            let trust = Trust {
+                classes: [all_alike; CLASSES],
+            };
+            for row in [0.013, 0.11, 0.47] {
+                for before in [0.0, 0.37, 1.9] {
+                    let tokens_in_a_time = |count: usize| {
+                        let tokens: f64 = (0..=count).map(|nth| share.powi(nth as i32)).sum();
+                        let guessing = if count > 0 { before } else { 0.0 };
+                        tokens / (1.0 + guessing + row * (count + 1) as f64)
+                    };
+                    let best = (0..=LONGEST_DRAFT).max_by(|one, other| {
+                        tokens_in_a_time(*one).total_cmp(&tokens_in_a_time(*other))
+                    });
+                    let found = trust.worth(MODELLED, 100, before, row, 1.0);
+                    assert_eq!(Some(found), best, "{share} {row} {before}");
+                }
+            }
+        }
     }
 
     #[test]
@@ -383,13 +493,15 @@ mod tests {
     #[test]
     fn what_is_known_leaves_the_draft() {
         let (mut text, mut speculation) = (repeats(), Speculation::default());
+        let mut of_all = ShortMatches::default();
         let draft = speculation.look_up(&text, 100, prices(0.01, 1.0));
-        assert_eq!(speculation.verified(&[draft[0], draft[1], 7]), 2);
+        let known = [draft[0], draft[1], 7];
+        assert_eq!(speculation.verified(&known, &mut of_all), 2);
         text.extend(&draft[..2]);
         assert_eq!(speculation.drafted().collect::<Vec<_>>(), draft[2..]);
         let more = speculation.look_on(&text, 1, 0.0);
         assert_eq!(more, [draft.last().unwrap() + 1]);
-        speculation.refuted(text.len());
+        speculation.refuted(text.len(), &mut of_all);
         assert_eq!(speculation.drafted().len(), 0);
         assert!(speculation.look_on(&text, 1, 0.0).is_empty());
     }
@@ -397,12 +509,13 @@ mod tests {
     #[test]
     fn forced_tokens_go_along_and_tell_nothing_of_guesses() {
         let (text, mut speculation) = (repeats(), Speculation::default());
+        let mut of_all = ShortMatches::default();
         let guessed = speculation.look_up(&text, 100, prices(0.1, 1.0)).len();
         let forced = speculation.force(text.len(), (1..=40).collect(), 100);
         assert_eq!(forced, (1..=LONGEST_DRAFT as u32).collect::<Vec<_>>());
         assert_eq!(speculation.drafted().collect::<Vec<_>>(), forced);
-        assert_eq!(speculation.verified(&[1, 2, 9]), 2);
-        speculation.refuted(text.len());
+        assert_eq!(speculation.verified(&[1, 2, 9], &mut of_all), 2);
+        speculation.refuted(text.len(), &mut of_all);
         assert_eq!(speculation.drafted().len(), 0);
         assert_eq!(speculation.force(text.len(), vec![1, 2, 3], 2), [1, 2]);
         let again = speculation.look_up(&text, 100, prices(0.1, 1.0)).len();
@@ -411,7 +524,7 @@ mod tests {
 
     #[test]
     fn a_model_is_asked_while_it_pays_for_its_time() {
-        let mut speculation = Speculation::default();
+        let (mut speculation, mut of_all) = (Speculation::default(), ShortMatches::default());
         let asked = |speculation: &mut Speculation, guess, length| {
             let prices = Prices {
                 row: 0.05,
@@ -428,9 +541,13 @@ mod tests {
         for _ in 0..30 {
             let count = asked(&mut speculation, 0.02, 1);
             speculation.take_guess(&vec![7; count]);
-            speculation.refuted(1);
+            speculation.refuted(1, &mut of_all);
         }
         let failing: usize = (0..20).map(|_| asked(&mut speculation, 0.02, 1)).sum();
         assert!(failing <= 1, "{failing}");
+        // It is tried again now and then.
+        let tries = 0..2 * PROBE_EVERY;
+        let probes: usize = tries.map(|_| asked(&mut speculation, 0.02, 1)).sum();
+        assert_eq!(probes, 2);
     }
 }

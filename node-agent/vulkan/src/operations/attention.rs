@@ -1,11 +1,12 @@
 //! Attention over keys and values in blocks of positions.
 
 use super::input::{Input, input_bytes};
-use super::kv::{KV_POSITIONS, SequenceRows};
+use super::kv::{KV_POSITIONS, KvShape, SequenceRows};
+use super::latent::HeadTiles;
 use super::{Rows, UNIT, grid};
 use crate::buffer::Slice;
 use crate::error::VulkanError;
-use crate::kernels::{FEW_QUERIES, FEW_ROWS, Kernel, QUERIES};
+use crate::kernels::{FEW_QUERIES, FEW_ROWS, Kernel, LATENT_QUERIES, QUERIES};
 use crate::pass::{MOST_GROUPS, Pass};
 
 /// With as many groups as this a GPU has enough to do, and each takes all of its tile's blocks.
@@ -14,8 +15,8 @@ const ENOUGH_GROUPS: usize = 64;
 const MOST_PARTS: usize = 32;
 
 /// Groups that attend for so many rows of a sequence, each taking all blocks that it sees.
-pub fn attention_groups(rows: usize, heads: usize, kv_heads: usize) -> usize {
-    tiles(rows, heads, kv_heads) * kv_heads
+pub fn attention_groups(rows: usize, heads: usize, kv: KvShape) -> usize {
+    tiles(rows, heads, kv) * kv.kv_heads
 }
 
 /// The most bytes that the partial results of an attention of so many rows take, among `pass_rows` and `groups` ([`attention_groups`])
@@ -23,7 +24,7 @@ pub fn attention_groups(rows: usize, heads: usize, kv_heads: usize) -> usize {
 pub fn attention_part_bytes(
     rows: usize,
     heads: usize,
-    head_dim: usize,
+    kv: KvShape,
     (pass_rows, groups): (usize, usize),
 ) -> u64 {
     let parts = match (groups < ENOUGH_GROUPS, pass_rows <= FEW_ROWS) {
@@ -31,16 +32,20 @@ pub fn attention_part_bytes(
         (false, true) => 1,
         (false, false) => 0,
     };
-    found_bytes(rows * heads, parts, head_dim)
+    found_bytes(rows * heads, parts, kv.value_dim())
 }
 
 /// Bytes of what so many parts find for rows and heads: each a largest score, a sum of weights, and the weighed values, F32.
-fn found_bytes(rows_and_heads: usize, parts: usize, head_dim: usize) -> u64 {
-    (rows_and_heads * parts * (head_dim + 2) * 4) as u64
+fn found_bytes(rows_and_heads: usize, parts: usize, value_dim: usize) -> u64 {
+    (rows_and_heads * parts * (value_dim + 2) * 4) as u64
 }
 
-fn tiles(rows: usize, heads: usize, kv_heads: usize) -> usize {
-    (rows * (heads / kv_heads)).div_ceil(QUERIES)
+fn tiles(rows: usize, heads: usize, kv: KvShape) -> usize {
+    let queries = match kv.values_in_keys {
+        None => QUERIES,
+        Some(_) => LATENT_QUERIES,
+    };
+    (rows * (heads / kv.kv_heads)).div_ceil(queries)
 }
 
 /// How a layer attends.
@@ -49,9 +54,12 @@ pub struct Attention<'a> {
     /// The rows, whose keys and values are appended already.
     pub sequence: SequenceRows<'a>,
     pub heads: usize,
-    /// F32, rows of the pass x heads x head_dim.
+    /// F32, rows of the pass x heads x head_dim. To latents: heads x rows of the pass x numbers of a latent.
     pub queries: Slice<'a>,
-    /// The same, for the results: all sequences of a pass have the same.
+    /// What is rotated of queries to latents: F32, rows of the pass x heads x the other numbers of a key.
+    pub rotated: Option<Slice<'a>>,
+    /// For the results: F32, rows of the pass x heads x head_dim; of latents heads x rows of the pass x numbers of a latent. All sequences of a pass
+    /// have the same.
     pub out: Rows<'a>,
     /// Room of [`attention_part_bytes`].
     pub parts: Slice<'a>,
@@ -69,19 +77,21 @@ pub struct Attention<'a> {
 }
 
 impl<'a> Pass<'a> {
-    /// Attends from the sequence's rows to all positions that they see. [`attended`](Self::attended) has to follow, behind a barrier.
+    /// Attends from the sequence's rows to all positions that they see. [`attended`](Self::attended), or of latents
+    /// [`attended_latents`](Self::attended_latents), has to follow, behind a barrier.
     ///
     /// # Errors
     /// [`VulkanError::Driver`].
     ///
     /// # Panics
-    /// When sizes do not fit each other, or heads are larger than [`MOST_HEAD_DIM`](super::MOST_HEAD_DIM).
+    /// When sizes do not fit each other, or there are no kernels for such heads ([`KvShape::check`]).
     pub fn attend(&mut self, attention: Attention<'a>) -> Result<(), VulkanError> {
         let (parts, part_blocks) = attention.cut();
         let Attention {
             sequence,
             heads,
             queries,
+            rotated,
             out,
             parts: room,
             groups: _,
@@ -93,22 +103,30 @@ impl<'a> Pass<'a> {
         } = attention;
         sequence.check();
         let SequenceRows {
-            kv_heads,
-            head_dim,
+            kv,
             rows,
             first_row,
             ..
         } = sequence;
+        let (kv_heads, head_dim, value_dim) = (kv.kv_heads, kv.head_dim, kv.value_dim());
         assert!(
-            heads.is_multiple_of(kv_heads),
-            "{heads} heads share {kv_heads}"
+            heads.is_multiple_of(kv_heads) && rotated.is_some() == kv.values_in_keys.is_some(),
+            "{heads} heads share {kv_heads}, rotated apart: {}",
+            rotated.is_some()
         );
-        let queries = Rows::of(queries, first_row + rows, heads * head_dim);
+        let end = first_row + rows;
+        assert!(end <= out.count, "{end} of {} rows", out.count);
+        let queries = match rotated {
+            None => Rows::of(queries, end, heads * head_dim),
+            Some(_) => Rows::of(queries, out.count, heads * value_dim),
+        };
         let (temperature, positions) = temperature.unwrap_or((0.0, 1));
         let params = [
             heads as u32,
             kv_heads as u32,
             head_dim as u32 / 2,
+            value_dim as u32 / 2,
+            out.count as u32,
             rows as u32,
             first_row as u32,
             sequence.first_position as u32,
@@ -124,16 +142,22 @@ impl<'a> Pass<'a> {
             u32::from(attention.is_direct()),
             u32::from(sinks.is_some()),
         ];
-        let groups = tiles(rows, heads, kv_heads) * parts;
+        let groups = tiles(rows, heads, kv) * parts;
         assert!(groups <= MOST_GROUPS as usize, "{rows} rows of a sequence");
         let out = match attention.is_direct() {
-            true => out.cut(heads * head_dim),
-            false => room.first(found_bytes(rows * heads, parts, head_dim)),
+            true => out.cut(heads * value_dim),
+            false => room.first(found_bytes(rows * heads, parts, value_dim)),
         };
         // A kernel names its sinks even where it reads none.
         let sinks = sinks.map_or(queries, |sinks| Rows::of(sinks, 1, heads));
         let slices = [sequence.blocks, queries, sequence.cache, out, sinks];
         let groups = [groups as u32, kv_heads as u32];
+        if let Some(rotated) = rotated {
+            let [blocks, queries, cache, out, sinks] = slices;
+            let rotated = Rows::of(rotated, end, heads * (head_dim - value_dim));
+            let slices = [blocks, queries, cache, out, sinks, rotated];
+            return self.start(Kernel::LatentAttention, &slices, &params, groups);
+        }
         let queries = match rows * (heads / kv_heads) <= FEW_QUERIES {
             true => FEW_QUERIES,
             false => QUERIES,
@@ -156,11 +180,7 @@ impl<'a> Pass<'a> {
         width: usize,
         room: Slice<'a>,
     ) -> Result<Input<'a>, VulkanError> {
-        let mut combined = false;
-        for attention in attentions.iter().filter(|attention| !attention.is_direct()) {
-            self.combine(attention, room)?;
-            combined = true;
-        }
+        let combined = self.combine_all(attentions, room)?;
         if attentions.iter().all(Attention::is_rounded) {
             return Input::of(out, width, room);
         }
@@ -170,33 +190,74 @@ impl<'a> Pass<'a> {
         self.input(out, width, room)
     }
 
+    /// The results of all of a pass's attentions to latents, whose `out` is given, ready for [`multiply_heads`](Self::multiply_heads): few rows are
+    /// also rounded, in `room` of [`HeadTiles::input_bytes`].
+    ///
+    /// # Errors
+    /// As [`input`](Self::input).
+    ///
+    /// # Panics
+    /// When sizes do not fit each other.
+    pub fn attended_latents(
+        &mut self,
+        attentions: &[Attention<'a>],
+        tiles: HeadTiles,
+        (out, rank): (Slice<'a>, usize),
+        room: Slice<'a>,
+    ) -> Result<Input<'a>, VulkanError> {
+        self.combine_all(attentions, room)?;
+        // Few rows are rounded as they are combined: latents are of whole sixteens.
+        tiles.input(out, rank, room)
+    }
+
+    /// Whether there was anything to combine.
+    fn combine_all(
+        &mut self,
+        attentions: &[Attention<'a>],
+        room: Slice<'a>,
+    ) -> Result<bool, VulkanError> {
+        let mut combined = false;
+        for attention in attentions.iter().filter(|attention| !attention.is_direct()) {
+            self.combine(attention, room)?;
+            combined = true;
+        }
+        Ok(combined)
+    }
+
     /// Makes one result of what the parts of an attention found.
     fn combine(&mut self, attention: &Attention<'a>, room: Slice<'a>) -> Result<(), VulkanError> {
         let (parts, _) = attention.cut();
         let SequenceRows {
+            kv,
             rows,
             first_row,
-            head_dim,
             ..
         } = attention.sequence;
-        let heads = attention.heads;
-        let width = heads * head_dim;
+        let (heads, value_dim) = (attention.heads, kv.value_dim());
+        let pass_rows = attention.out.count;
+        let width = heads * value_dim;
         let found = attention
             .parts
-            .first(found_bytes(rows * heads, parts, head_dim));
+            .first(found_bytes(rows * heads, parts, value_dim));
         let out = attention.out.cut(width);
         // A kernel names what it does not write.
         let (sixteens, room) = match attention.is_rounded() {
-            true => {
-                let rows = attention.out.count;
-                (rows * width / UNIT, room.first(input_bytes(rows, width)))
-            }
+            true => (
+                pass_rows * width / UNIT,
+                room.first(input_bytes(pass_rows, width)),
+            ),
             false => (0, out),
+        };
+        let head_after_head = match kv.values_in_keys {
+            None => 0,
+            Some(_) => pass_rows,
         };
         let params = [
             rows * heads,
-            first_row * heads,
-            head_dim / 2,
+            heads,
+            first_row,
+            head_after_head,
+            value_dim / 2,
             parts,
             sixteens,
         ];
@@ -218,7 +279,7 @@ impl Attention<'_> {
 
     /// Whether the results are rounded to bytes as they are combined: sixteen of the same head at a time.
     fn is_rounded(&self) -> bool {
-        self.out.count <= FEW_ROWS && self.sequence.head_dim.is_multiple_of(UNIT)
+        self.out.count <= FEW_ROWS && self.sequence.kv.value_dim().is_multiple_of(UNIT)
     }
 
     /// Into how many parts the blocks of a tile are cut, and how many each has. By sizes alone, so that results are the same every time.

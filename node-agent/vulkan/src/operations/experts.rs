@@ -199,20 +199,33 @@ pub struct SharedExpert<'a> {
     pub logits: Option<Slice<'a>>,
 }
 
-/// Bytes of an expert's part of a matrix, and how many such parts a kernel sees at once.
+/// How rows that are multiplied with parts of a matrix lie in tiles, each of one part.
+pub(super) struct Tiled<'a> {
+    /// What the parts are of, and how many there are.
+    pub parts: (&'static str, usize),
+    pub shape: Shape,
+    pub tiles: Slice<'a>,
+    pub tile_count: usize,
+    /// Rows of the result.
+    pub rows: usize,
+    /// Which row of x each of them is made of; `None`: the same.
+    pub x_rows: Option<Slice<'a>>,
+}
+
+/// Bytes of one part of a matrix, such as an expert's, and how many parts a kernel sees at once.
 ///
 /// # Errors
 /// [`VulkanError::NoKernel`] when it does not see one, and for rows that are not a multiple of 16 numbers.
-fn experts_at_once(
+pub(super) fn parts_at_once(
     device: &Device,
     format: GgmlType,
     (rows, cols): (usize, usize),
-    experts: usize,
+    (what, parts): (&'static str, usize),
 ) -> Result<(u64, usize), VulkanError> {
     let bytes = rows as u64 * row_bytes(format, cols)?;
     let bound = device.most_bound_bytes();
-    let fit = (bound / bytes.max(1)).min(experts as u64);
-    let most = match fit < experts as u64 {
+    let fit = (bound / bytes.max(1)).min(parts as u64);
+    let most = match fit < parts as u64 {
         // The next ones begin where a slice may begin.
         true => whole_steps(fit, bytes, device.alignment()) as u64,
         false => fit,
@@ -221,7 +234,7 @@ fn experts_at_once(
     if most > fit || rows > MOST_GROUPS as usize * rows_of_group {
         return Err(VulkanError::NoKernel {
             what: format!(
-                "experts of {rows} x {cols} {format} weights (it sees {bound} bytes at once)"
+                "{what} of {rows} x {cols} {format} weights (it sees {bound} bytes at once)"
             ),
         });
     }
@@ -241,7 +254,7 @@ impl Device {
     ) -> Result<(), VulkanError> {
         ExpertTiles::new(1, used, experts, matrices.map(|(format, ..)| format))?;
         matrices.into_iter().try_for_each(|(format, rows, cols)| {
-            experts_at_once(self, format, (rows, cols), experts).map(drop)
+            parts_at_once(self, format, (rows, cols), ("experts", experts)).map(drop)
         })
     }
 }
@@ -400,7 +413,40 @@ impl<'a> Pass<'a> {
             out,
             bias,
         } = product;
-        let tiles = grouped.sizes;
+        let sizes = grouped.sizes;
+        let [_, rows, _, tiles] = grouped.cut();
+        let (expected_rows, x_rows) = match is_grouped {
+            true => (sizes.choices(), None),
+            false => (sizes.rows, Some(rows)),
+        };
+        assert_eq!(x.rows.count, expected_rows, "rows of x");
+        let tiled = Tiled {
+            parts: ("experts", sizes.experts),
+            shape: sizes.shape(matrix.format, self),
+            tiles,
+            tile_count: sizes.most_tiles(),
+            rows: sizes.choices(),
+            x_rows,
+        };
+        self.multiply_tiled(tiled, matrix, x, (out, bias))
+    }
+
+    /// Multiplies the rows of each tile with its part of the matrix. `bias` is F32, one for each of the matrix's rows.
+    pub(super) fn multiply_tiled(
+        &mut self,
+        tiled: Tiled<'a>,
+        matrix: Matrix<'a>,
+        x: Input<'a>,
+        (out, bias): (Slice<'a>, Option<Slice<'a>>),
+    ) -> Result<(), VulkanError> {
+        let Tiled {
+            parts: (what, parts),
+            shape,
+            tiles,
+            tile_count,
+            rows,
+            x_rows,
+        } = tiled;
         let Matrix {
             weights,
             format,
@@ -408,32 +454,24 @@ impl<'a> Pass<'a> {
             cols,
         } = matrix;
         assert!(
-            matrix_rows.is_multiple_of(tiles.experts) && x.width == cols,
-            "{matrix_rows} rows of {} experts, and {cols} columns for {}",
-            tiles.experts,
+            matrix_rows.is_multiple_of(parts) && x.width == cols,
+            "{matrix_rows} rows of {parts} {what}, and {cols} columns for {}",
             x.width
         );
-        let expected_rows = match is_grouped {
-            true => tiles.choices(),
-            false => tiles.rows,
-        };
-        assert_eq!(x.rows.count, expected_rows, "rows of x");
-        let own_rows = matrix_rows / tiles.experts;
-        let (expert_bytes, most) =
-            experts_at_once(self.device(), format, (own_rows, cols), tiles.experts)?;
-        let shape = tiles.shape(format, self);
-        let [_, rows, _, of_tiles] = grouped.cut();
-        let out = Rows::of(out, tiles.choices(), own_rows);
+        let own_rows = matrix_rows / parts;
+        let (part_bytes, most) =
+            parts_at_once(self.device(), format, (own_rows, cols), (what, parts))?;
+        let out = Rows::of(out, rows, own_rows);
         let bias = bias.map(|bias| Rows::of(bias, 1, matrix_rows));
-        let x_rows = match takes_bytes(format) && shape != Shape::Tile {
+        let numbers = match takes_bytes(format) && shape != Shape::Tile {
             true => x.bytes.first(packed_bytes(x.rows.count, cols)),
             false => x.rows.cut(cols),
         };
-        let flags = u32::from(bias.is_some()) | (u32::from(is_grouped) << 2);
+        let flags = u32::from(bias.is_some()) | (u32::from(x_rows.is_none()) << 2);
         let mut first = 0;
-        while first < tiles.experts {
-            let part = most.min(tiles.experts - first);
-            let bytes = first as u64 * expert_bytes..(first + part) as u64 * expert_bytes;
+        while first < parts {
+            let part = most.min(parts - first);
+            let bytes = first as u64 * part_bytes..(first + part) as u64 * part_bytes;
             let params = [
                 cols as u32,
                 own_rows as u32,
@@ -448,15 +486,15 @@ impl<'a> Pass<'a> {
             // As in other products.
             let bound = [
                 weights.part(bytes),
-                x_rows,
+                numbers,
                 out,
-                bias.unwrap_or(x_rows),
-                x_rows,
-                of_tiles,
-                rows,
+                bias.unwrap_or(numbers),
+                numbers,
+                tiles,
+                x_rows.unwrap_or(tiles),
             ];
             let across = own_rows.div_ceil(shape.group().1);
-            let groups = [across as u32, tiles.most_tiles() as u32];
+            let groups = [across as u32, tile_count as u32];
             let kernel = Kernel::MultiplyExperts(shape, format);
             self.start(kernel, &bound, &params, groups)?;
             first += part;

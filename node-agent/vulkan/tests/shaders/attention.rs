@@ -2,11 +2,11 @@
 
 use half::f16;
 use prima_vulkan::{
-    Attention, FEW_ROWS, KV_POSITIONS, SequenceRows, attention_groups, attention_part_bytes,
-    input_bytes, kv_block_bytes,
+    Attention, FEW_ROWS, KV_POSITIONS, KvShape, SequenceRows, attention_groups,
+    attention_part_bytes, input_bytes,
 };
 
-use crate::support::{DEVICE, Random, append, assert_close, buffer, packed, read, rows, words};
+use crate::support::{DEVICE, Random, append, assert_close, buffer, packed, packed_in, read, rows};
 
 /// What an attention is tried with.
 struct Case {
@@ -220,7 +220,12 @@ fn attention(case: &Case) {
     let blocks: Vec<u32> = (0..(end.div_ceil(KV_POSITIONS) - first_block) as u32)
         .rev()
         .collect();
-    let bytes = kv_block_bytes(kv_heads, head_dim) as usize;
+    let kv = KvShape {
+        kv_heads,
+        head_dim,
+        values_in_keys: None,
+    };
+    let bytes = kv.block_bytes() as usize;
     // Not a number, wherever nothing is written.
     let cache = buffer(&vec![0xff_u8; blocks.len() * bytes]);
     let listed = buffer(&[&[77, 78], &blocks[..]].concat());
@@ -229,8 +234,7 @@ fn attention(case: &Case) {
         blocks_at: 2,
         first_block,
         cache: cache.whole(),
-        kv_heads,
-        head_dim,
+        kv,
         rows,
         first_row,
         first_position,
@@ -243,9 +247,9 @@ fn attention(case: &Case) {
     // Of a pass in which another sequence has the first row.
     let in_pass = buffer(&[vec![f32::NAN; heads * head_dim], queries].concat());
     let out = buffer(&vec![0.0_f32; (new + 1) * heads * head_dim]);
-    let groups = attention_groups(new, heads, kv_heads);
+    let groups = attention_groups(new, heads, kv);
     let pass_rows = new + 1;
-    let parts = attention_part_bytes(new, heads, head_dim, (pass_rows, groups));
+    let parts = attention_part_bytes(new, heads, kv, (pass_rows, groups));
     let parts = DEVICE.buffer(parts).unwrap();
     let sink_scores = buffer(&sink_scores);
     let room = DEVICE
@@ -260,6 +264,7 @@ fn attention(case: &Case) {
         sequence: sequence(new, 1, held),
         heads,
         queries: in_pass.whole(),
+        rotated: None,
         out: rows(&out, pass_rows),
         parts: parts.whole(),
         groups,
@@ -288,6 +293,7 @@ fn attention(case: &Case) {
             [&bytes[width / 4..], &scales[width / 8..]].concat()
         };
         let expected = own(packed(&out, pass_rows, width));
-        assert_eq!(own(words(&room)), expected, "{what}, to be multiplied");
+        let found = own(packed_in(&room, pass_rows * width));
+        assert_eq!(found, expected, "{what}, to be multiplied");
     }
 }

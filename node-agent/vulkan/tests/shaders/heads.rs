@@ -2,13 +2,12 @@
 
 use half::f16;
 use prima_kernels as cpu;
-use prima_vulkan::{
-    Buffer, HeadNorms, Heads, KV_POSITIONS, Rotation, SequenceRows, kv_block_bytes,
-};
+use prima_vulkan::{Buffer, HeadNorms, Heads, KV_POSITIONS, KvShape, SequenceRows};
 
+use crate::new_rows::{EPSILON, NEW, NewRows, PASS_ROWS, norm};
 use crate::support::{DEVICE, Random, append, assert_close, buffer, read};
 
-/// What becomes of the heads of a pass whose first row is another sequence's: queries in place, keys and values in blocks.
+/// What becomes of new rows: of queries in place, of keys and values in blocks.
 struct HeadsCase {
     pairing: cpu::RopePairing,
     head_dim: usize,
@@ -42,26 +41,23 @@ fn heads(case: &HeadsCase) {
         normed,
     } = *case;
     let what = format!("{pairing:?}, {pairs} pairs of {head_dim}, norms {normed}");
-    let (query_heads, kv_heads, new, held) = (3, 2, 4, 62);
+    let (query_heads, kv_heads) = (3, 2);
     let mut random = Random(pairs as u64);
-    let mut row = |heads: usize| random.numbers((new + 1) * heads * head_dim);
+    let mut row = |heads: usize| random.numbers(PASS_ROWS * heads * head_dim);
     let (queries, keys, values) = (row(query_heads), row(kv_heads), row(kv_heads));
     let norms = [random.numbers(head_dim), random.numbers(head_dim)];
-    let frequencies = (0..pairs).map(|pair| 0.7_f64.powi(pair as i32)).collect();
-    let angles = cpu::Rope::new(pairing, frequencies, 1.2).angles([9, 0, 1, 77, 5000]);
-
-    let pool = cpu::ThreadPool::new(1, cpu::IsaLevel::SCALAR).unwrap();
-    let expected = |numbers: &[f32], heads: usize, weight: &[f32]| -> Vec<f32> {
+    let kv = KvShape {
+        kv_heads,
+        head_dim,
+        values_in_keys: None,
+    };
+    let new = NewRows::new(kv, pairing, pairs);
+    let expected = |numbers: &[f32], heads: usize, weights: &[f32]| -> Vec<f32> {
         let mut numbers = numbers.to_vec();
         for head in numbers.chunks_exact_mut(head_dim).filter(|_| normed) {
-            let mean = head.iter().map(|x| x * x).sum::<f32>() / head_dim as f32;
-            for (x, weight) in head.iter_mut().zip(weight) {
-                *x *= weight / (mean + 1e-5).sqrt();
-            }
+            norm(head, weights);
         }
-        if pairs > 0 {
-            cpu::rotate(&pool, &angles, &mut numbers, heads, head_dim);
-        }
+        new.turn(cpu::rotate, &mut numbers, heads);
         numbers
     };
     let expected_queries = expected(&queries, query_heads, &norms[0]);
@@ -70,25 +66,10 @@ fn heads(case: &HeadsCase) {
     let first = query_heads * head_dim;
     let on_gpu = [&queries, &keys, &values].map(|numbers| buffer(numbers));
     let norms = norms.map(|norm| buffer(&norm));
-    let turns = buffer(&[angles.turns(), &[0.0]].concat());
-    // The new rows lie in two blocks, listed the other way round.
-    let listed = buffer(&[1_u32, 0]);
-    let block = kv_block_bytes(kv_heads, head_dim) as usize;
-    let cache = buffer(&vec![0_u8; 2 * block]);
     let mut pass = DEVICE.pass().unwrap();
     let [query_rows, key_rows, value_rows] = on_gpu.each_ref().map(Buffer::whole);
     pass.prepare_heads(Heads {
-        sequence: SequenceRows {
-            blocks: listed.whole(),
-            blocks_at: 0,
-            first_block: 0,
-            cache: cache.whole(),
-            kv_heads,
-            head_dim,
-            rows: new,
-            first_row: 1,
-            first_position: held,
-        },
+        sequence: new.sequence(),
         heads: query_heads,
         queries: query_rows,
         keys: key_rows,
@@ -96,13 +77,9 @@ fn heads(case: &HeadsCase) {
         norms: normed.then(|| HeadNorms {
             query: norms[0].whole(),
             key: norms[1].whole(),
-            epsilon: 1e-5,
+            epsilon: EPSILON,
         }),
-        rotation: (pairs > 0).then(|| Rotation {
-            angles: turns.whole(),
-            pairs,
-            neighbours: pairing == cpu::RopePairing::Interleaved,
-        }),
+        rotation: new.rotation(),
     })
     .unwrap();
     pass.finish().unwrap();
@@ -110,42 +87,31 @@ fn heads(case: &HeadsCase) {
     let found = read(&on_gpu[0]);
     assert_eq!(found[..first], queries[..first], "{what}: another's row");
     assert_close(&found[first..], &expected_queries[first..], 1e-5, &what);
-    let words: Vec<u32> = read(&cache).iter().map(|number| number.to_bits()).collect();
     let width = kv_heads * head_dim;
-    for row in 0..new {
-        let (place, within) = match held + row < KV_POSITIONS {
-            true => (1, held + row),
-            false => (0, held + row - KV_POSITIONS),
-        };
-        let halves = |at: usize| {
-            let word = words[place * block / 4 + at];
-            [word as u16, (word >> 16) as u16].map(|half| f16::from_bits(half).to_f32())
-        };
-        let pairs = 0..width / 2;
-        let kept_keys: Vec<f32> = (pairs.clone())
-            .flat_map(|pair| halves(pair * KV_POSITIONS + within))
-            .collect();
-        let kept_values: Vec<f32> = pairs
-            .flat_map(|pair| halves((KV_POSITIONS + within) * width / 2 + pair))
-            .collect();
-        let new = (row + 1) * width..(row + 2) * width;
-        assert_close(&kept_keys, &expected_keys[new.clone()], 1e-3, &what);
-        assert_close(&kept_values, &values[new], 1e-3, &what);
+    for row in 0..NEW {
+        let [kept_keys, kept_values] = new.kept(row);
+        let own = (row + 1) * width..(row + 2) * width;
+        assert_close(&kept_keys, &expected_keys[own.clone()], 1e-3, &what);
+        assert_close(&kept_values, &values[own], 1e-3, &what);
     }
 }
 
 #[test]
 fn numbers_beyond_f16_are_kept_at_its_largest() {
     let (keys, values) = (buffer(&[1e6_f32, -1e6]), buffer(&[1e6_f32, 3.0]));
-    let cache = buffer(&vec![0_u8; kv_block_bytes(1, 2) as usize]);
+    let kv = KvShape {
+        kv_heads: 1,
+        head_dim: 2,
+        values_in_keys: None,
+    };
+    let cache = buffer(&vec![0_u8; kv.block_bytes() as usize]);
     let blocks = buffer(&[0_u32]);
     let sequence = SequenceRows {
         blocks: blocks.whole(),
         blocks_at: 0,
         first_block: 0,
         cache: cache.whole(),
-        kv_heads: 1,
-        head_dim: 2,
+        kv,
         rows: 1,
         first_row: 0,
         first_position: 0,

@@ -10,7 +10,10 @@
 
 mod attention;
 mod experts;
+mod hanging;
 mod heads;
+mod latent;
+mod new_rows;
 mod products;
 mod rows;
 mod support;

@@ -1,5 +1,6 @@
 //! Products of rows with weights.
 
+use half::f16;
 use prima_gguf::GgmlType;
 use prima_kernels as cpu;
 use prima_vulkan::{Device, FEW_ROWS, Matrix, Product, has_kernels, input_bytes};
@@ -100,6 +101,34 @@ fn long_rows_are_multiplied() {
             product(&DEVICE, format, (5, cols), count);
         }
     }
+}
+
+/// Of rows that are many, which go through the loops with the most turns (`multiply_tile.wgsl`). Sums of whole numbers are exact.
+#[test]
+fn rows_of_65536_columns_are_multiplied_whole() {
+    let (cols, count) = (1 << 16, FEW_ROWS + 1);
+    let block = [&f16::ONE.to_le_bytes()[..], &[1; 32]].concat();
+    let weights = buffer(&block.repeat(cols / 32));
+    let x = buffer(&vec![1.0_f32; count * cols]);
+    let out = buffer(&vec![0.0_f32; count]);
+    let room = DEVICE.buffer(input_bytes(count, cols)).unwrap();
+    let mut pass = DEVICE.pass().unwrap();
+    let input = pass.input(rows(&x, count), cols, room.whole()).unwrap();
+    let matrix = Matrix {
+        weights: weights.whole(),
+        format: GgmlType::Q8_0,
+        rows: 1,
+        cols,
+    };
+    let product = Product {
+        x: input,
+        out: out.whole(),
+        bias: None,
+        add: None,
+    };
+    pass.multiply(matrix, product).unwrap();
+    pass.finish().unwrap();
+    assert_eq!(read(&out), vec![cols as f32; count]);
 }
 
 /// What not every GPU has is done without where it lacks.

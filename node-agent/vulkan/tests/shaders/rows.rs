@@ -2,7 +2,7 @@
 
 use prima_vulkan::{ActivationFunction, FEW_ROWS, Norm, input_bytes};
 
-use crate::support::{DEVICE, Random, assert_close, buffer, packed, read, rows, words};
+use crate::support::{DEVICE, Random, assert_close, buffer, packed, packed_in, read, rows};
 
 #[test]
 fn norms_of_rows_and_heads() {
@@ -37,7 +37,11 @@ fn norms_of_rows_and_heads() {
                 pass.finish().unwrap();
                 let what = format!("width {width}, to be multiplied");
                 assert_close(&read(&out), &normed, 1e-6, &what);
-                assert_eq!(words(&room), packed(&out, count, width), "{what}");
+                assert_eq!(
+                    packed_in(&room, count * width),
+                    packed(&out, count, width),
+                    "{what}"
+                );
             }
             let mut pass = DEVICE.pass().unwrap();
             pass.norm(norm).unwrap();
@@ -95,7 +99,11 @@ fn gates_are_silu_gelu_and_clamped_swiglu() {
             pass.finish().unwrap();
             let what = format!("{activation:?}, {count} rows");
             assert_close(&read(&out), &expected.repeat(2 * count), 1e-6, &what);
-            assert_eq!(words(&room), packed(&out, count, width), "{what}");
+            assert_eq!(
+                packed_in(&room, count * width),
+                packed(&out, count, width),
+                "{what}"
+            );
         }
     }
 }

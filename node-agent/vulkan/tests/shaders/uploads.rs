@@ -1,7 +1,7 @@
 //! What is copied to the GPU while a pass computes, and what comes back.
 
 use half::f16;
-use prima_vulkan::{KV_POSITIONS, kv_block_bytes, pack_position, unpack_position};
+use prima_vulkan::{KV_POSITIONS, KvShape, pack_position, unpack_position};
 
 use crate::support::{DEVICE, Random};
 
@@ -76,22 +76,30 @@ fn slots_take_turns_within_a_pass() {
 
 #[test]
 fn positions_are_read_as_they_were_written() {
-    let (kv_heads, head_dim) = (3, 10);
-    let row = kv_heads * head_dim;
-    let mut block = vec![0_u32; (kv_block_bytes(kv_heads, head_dim) / 4) as usize];
-    let rows: Vec<Vec<f16>> = (0..2 * KV_POSITIONS as u64)
-        .map(|seed| {
-            let numbers = Random(seed).numbers(row);
+    for (kv_heads, head_dim, values_in_keys) in [(3, 10, None), (1, 96, Some(64))] {
+        let kv = KvShape {
+            kv_heads,
+            head_dim,
+            values_in_keys,
+        };
+        let row = kv_heads * head_dim;
+        let value_row = if values_in_keys.is_some() { 0 } else { row };
+        let mut block = vec![0_u32; (kv.block_bytes() / 4) as usize];
+        let numbers = |seed: u64, count: usize| -> Vec<f16> {
+            let numbers = Random(seed).numbers(count);
             numbers.into_iter().map(f16::from_f32).collect()
-        })
-        .collect();
-    for (position, pair) in rows.chunks(2).enumerate() {
-        pack_position(&mut block, position, &pair[0], &pair[1]);
-    }
-    for (position, pair) in rows.chunks(2).enumerate() {
-        let mut found = [vec![f16::ZERO; row], vec![f16::ZERO; row]];
-        let [keys, values] = &mut found;
-        unpack_position(&block, position, keys, values);
-        assert_eq!(found.as_slice(), pair, "position {position}");
+        };
+        let rows: Vec<[Vec<f16>; 2]> = (0..KV_POSITIONS as u64)
+            .map(|seed| [numbers(2 * seed, row), numbers(2 * seed + 1, value_row)])
+            .collect();
+        for (position, [keys, values]) in rows.iter().enumerate() {
+            pack_position(&mut block, position, keys, values);
+        }
+        for (position, expected) in rows.iter().enumerate() {
+            let mut found = [row, value_row].map(|len| vec![f16::ZERO; len]);
+            let [keys, values] = &mut found;
+            unpack_position(&block, position, keys, values);
+            assert_eq!(&found, expected, "position {position} of {kv:?}");
+        }
     }
 }

@@ -53,6 +53,8 @@ struct Formulation<'a> {
     slowest: Col,
     /// For each device, its work for a chunk.
     stage_terms: Vec<Terms>,
+    /// Rank 0's output head, and a guess.
+    head_terms: Terms,
     layer_terms: Terms,
     /// Devices that have a layer for each round.
     round_fillers: Terms,
@@ -68,6 +70,8 @@ struct Variables {
     gpu: Option<(Col, Col)>,
     /// h, where its GPU can have the output head, and the seconds that this takes less.
     gpu_head: Option<(Col, f64)>,
+    /// d, where its GPU can have the draft model, and the seconds that a guess takes less there.
+    gpu_draft: Option<(Col, f64)>,
     /// s and v, where its GPU can compute chunks through the layers on the CPU: whether it does, and through how many.
     streamed: Option<(Col, Col)>,
 }
@@ -119,6 +123,7 @@ impl<'a> Formulation<'a> {
             cycle_terms: vec![(cycle, -1.0)],
             slowest,
             stage_terms: Vec::new(),
+            head_terms: Vec::new(),
             layer_terms: Vec::new(),
             round_fillers: Vec::new(),
         }
@@ -171,12 +176,21 @@ impl<'a> Formulation<'a> {
             let gained = device.head_seconds - seconds;
             (self.whole(-gained * MILLISECONDS, 0.0..=1.0), gained)
         });
+        let gpu_draft = gpu.and_then(|gpu| gpu.guess_gained).map(|gained| {
+            let column = self.whole(-gained * MILLISECONDS, 0.0..=1.0);
+            (column, gained)
+        });
+        let head = (is_rank0, device.head_seconds * MILLISECONDS);
+        let gained = gpu_head.into_iter().chain(gpu_draft);
+        let gained = gained.map(|(there, gained)| (there, -gained * MILLISECONDS));
+        self.head_terms.extend([head].into_iter().chain(gained));
         Variables {
             takes_part,
             is_rank0,
             cpu_layers,
             gpu: gpu_layers.zip(uses_gpu),
             gpu_head,
+            gpu_draft,
             streamed: gpu.and_then(|gpu| gpu.streamed).map(|_| {
                 let streams = self.whole(0.0, 0.0..=1.0);
                 (streams, self.rows.add_column(0.0, 0.0..=layers))
@@ -202,10 +216,10 @@ impl<'a> Formulation<'a> {
         self.row(0.0.., variables.all_layers().chain(something));
         if let Some((gpu_layers, uses_gpu)) = variables.gpu {
             self.row(..=0.0, [(gpu_layers, 1.0), (uses_gpu, -layers)]);
-            // The head comes to layers only, as `latency` has it.
-            if let Some((gpu_head, _)) = variables.gpu_head {
-                self.row(..=0.0, [(gpu_head, 1.0), (gpu_layers, -1.0)]);
-                self.row(..=0.0, [(gpu_head, 1.0), (is_rank0, -1.0)]);
+            // What is rank 0's comes to layers only, as `latency` has it.
+            for (there, _) in variables.gpu_head.into_iter().chain(variables.gpu_draft) {
+                self.row(..=0.0, [(there, 1.0), (gpu_layers, -1.0)]);
+                self.row(..=0.0, [(there, 1.0), (is_rank0, -1.0)]);
             }
         }
         if let Some((streams, streamed)) = variables.streamed {
@@ -224,6 +238,7 @@ impl<'a> Formulation<'a> {
             cpu_layers,
             gpu,
             gpu_head,
+            gpu_draft,
             streamed,
         } = variables;
         let mut token = vec![
@@ -235,10 +250,13 @@ impl<'a> Formulation<'a> {
             token.push((gpu_head, -gained * ms));
             head.push((gpu_head, -model.output_bytes * units));
         }
+        if let Some((gpu_draft, gained)) = gpu_draft {
+            token.push((gpu_draft, -gained * ms));
+        }
         let mut chunk = vec![(cpu_layers, positions * device.cpu.prefill_seconds * ms)];
         // Layers in the device's own memory, and the KV cache of each.
         let mut in_memory = vec![(cpu_layers, model.layer_kv_bytes)];
-        let mut copied = None;
+        let mut shared = Terms::new();
         if let (Some(gpu), Some((layers, uses))) = (&device.gpu, gpu) {
             token.push((layers, gpu.layer.decode_seconds * ms));
             token.push((uses, k * gpu.copy_seconds * ms));
@@ -247,15 +265,19 @@ impl<'a> Formulation<'a> {
             match gpu.memory_bytes {
                 None => match device.memory_rule {
                     MemoryRule::AllOrNothing => in_memory.push((layers, model.gpu_layer_kv_bytes)),
-                    // What was copied for a GPU cannot be read again.
+                    // What was copied for a GPU cannot be read again, and its passes take memory.
                     MemoryRule::Overflow => {
-                        copied = Some((layers, model.layer_bytes + model.gpu_layer_kv_bytes));
+                        let layer = model.layer_bytes + model.gpu_layer_kv_bytes;
+                        shared.extend([(layers, layer), (uses, model.gpu_buffer_bytes)]);
                     }
                 },
                 Some(available) => {
-                    self.gpu_memory(available, layers, uses, gpu_head);
+                    let head = gpu_head.map(|(there, _)| (there, model.gpu_output_bytes * units));
+                    let draft = gpu_draft.map(|(there, _)| (there, model.gpu_draft_bytes * units));
+                    let beside: Terms = head.into_iter().chain(draft).collect();
+                    self.gpu_memory(available, layers, uses, &beside);
                     if let (Some(cost), Some((streams, streamed))) = (gpu.streamed, streamed) {
-                        self.streaming_memory(available, cost, layers, streams, gpu_head);
+                        self.streaming_memory(available, cost, layers, streams, &beside);
                         let on_cpu = positions * device.cpu.prefill_seconds;
                         chunk.push((streamed, (cost.chunk_seconds - on_cpu) * ms));
                     }
@@ -263,14 +285,16 @@ impl<'a> Formulation<'a> {
             }
         }
         let mut stays = times(&in_memory, units);
-        stays.extend(copied.map(|(layers, bytes)| (layers, bytes * units)));
+        stays.extend(times(&shared, units));
         stays.push((is_rank0, model.rank0_bytes * units));
+        stays.extend(gpu_draft.map(|(there, _)| (there, -model.draft_moved_bytes * units)));
         let weights = in_memory.iter();
         let weights: Terms = weights
             .map(|&(layers, _)| (layers, model.layer_bytes * units))
             .collect();
         let reserve = model.kv_reserve_bytes(device, self.program.kv_windows);
-        let room = (model.buffer_bytes + reserve - device.memory_bytes) * units;
+        let beside = model.buffer_bytes + device.copying_bytes() + reserve;
+        let room = (beside - device.memory_bytes) * units;
         let lacking = stays.iter().chain(&weights).chain(&head).copied();
         let lacking = lacking.chain([(takes_part, room)]).collect();
         Work {
@@ -284,17 +308,14 @@ impl<'a> Formulation<'a> {
         }
     }
 
-    /// A GPU's own memory must be enough for its layers and the output head.
-    fn gpu_memory(&mut self, available: f64, layers: Col, uses: Col, gpu_head: Option<(Col, f64)>) {
+    /// A GPU's own memory must be enough for its layers and what of rank 0's is there `beside` them.
+    fn gpu_memory(&mut self, available: f64, layers: Col, uses: Col, beside: &[(Col, f64)]) {
         let model = &self.program.input.model;
         let layer = (model.layer_bytes + model.gpu_layer_kv_bytes) / UNIT_BYTES;
         let reserve = model.gpu_kv_reserve_bytes(self.program.kv_windows);
         let room = (model.gpu_buffer_bytes + reserve - available) / UNIT_BYTES;
-        let head = gpu_head.map(|(gpu_head, _)| (gpu_head, model.gpu_output_bytes / UNIT_BYTES));
-        self.row(
-            ..=0.0,
-            [(layers, layer), (uses, room)].into_iter().chain(head),
-        );
+        let terms = [(layers, layer), (uses, room)].into_iter();
+        self.row(..=0.0, terms.chain(beside.iter().copied()));
     }
 
     /// The same with room for layers that are copied there for a chunk, if they are.
@@ -304,17 +325,16 @@ impl<'a> Formulation<'a> {
         cost: StreamedCost,
         layers: Col,
         streams: Col,
-        gpu_head: Option<(Col, f64)>,
+        beside: &[(Col, f64)],
     ) {
         let model = &self.program.input.model;
         let layer = (model.layer_bytes + model.gpu_layer_kv_bytes) / UNIT_BYTES;
         let room = cost.room_bytes / UNIT_BYTES;
-        let head = gpu_head.map(|(gpu_head, _)| (gpu_head, model.gpu_output_bytes / UNIT_BYTES));
         // Without the room, that of the layers says the same.
         let reserve = model.gpu_kv_reserve_bytes(self.program.kv_windows);
         let most = (available - model.gpu_buffer_bytes - reserve).max(0.0) / UNIT_BYTES;
-        let terms = [(layers, layer), (streams, room)].into_iter().chain(head);
-        self.row(..=most, terms);
+        let terms = [(layers, layer), (streams, room)].into_iter();
+        self.row(..=most, terms.chain(beside.iter().copied()));
     }
 
     /// What cannot be read from disk must fit. Of the weights, o do not fit: they are read for each token, ahead of their use as far as the
@@ -392,7 +412,9 @@ impl<'a> Formulation<'a> {
         let model = &self.program.input.model;
         let kv = model.layer_kv_bytes.max(model.gpu_layer_kv_bytes);
         let reserve = kv * model.kv_excess(self.program.kv_windows);
+        let copying = self.program.input.devices.iter().map(Device::copying_bytes);
         let beside = model.head_bytes + model.rank0_bytes + model.buffer_bytes + reserve;
+        let beside = beside + copying.fold(0.0, f64::max);
         (model.layers as f64 * (model.layer_bytes + kv) + beside) / UNIT_BYTES
     }
 
@@ -413,9 +435,13 @@ impl<'a> Formulation<'a> {
         work.chunk.push((read, 1.0 / disk));
     }
 
-    /// Where the order is not part of the program, each device's hop costs what its cheapest link does.
+    /// Where the order is not part of the program, each device's hop costs what its cheapest link does. One that reaches nobody takes no part.
     fn cheapest_hop(&mut self, index: usize, variables: &Variables, work: &mut Work) {
         let hops = &self.program.input.hops[index];
+        let mut others = hops.iter().enumerate().filter(|(other, _)| *other != index);
+        if !others.any(|(_, hop)| hop.is_way()) {
+            return self.row(..=0.0, [(variables.takes_part, 1.0)]);
+        }
         let cheapest = |seconds: fn(&HopCost) -> f64| {
             let others = (0..hops.len()).filter(|&other| other != index);
             others
@@ -448,12 +474,13 @@ impl<'a> Formulation<'a> {
         }
     }
 
-    /// Who follows whom: every device that takes part has one successor and one predecessor.
+    /// Who follows whom: every device that takes part has one successor and one predecessor, which it reaches.
     fn order(&mut self) {
         let devices = self.program.input.devices.len();
-        for from in 0..devices {
-            for to in (0..devices).filter(|&to| to != from) {
-                let hop = self.program.input.hops[from][to];
+        let hops = &self.program.input.hops;
+        for (from, hops) in hops.iter().enumerate() {
+            let ways = hops.iter().enumerate();
+            for (to, hop) in ways.filter(|&(to, hop)| to != from && hop.is_way()) {
                 let follows = self.whole(0.0, 0.0..=1.0);
                 let decode = hop.decode_seconds * MILLISECONDS;
                 self.cycle_terms.push((follows, decode));
@@ -491,12 +518,26 @@ impl<'a> Formulation<'a> {
         let leads = ones(&self.columns.is_rank0);
         self.row(1.0..=1.0, leads);
         let members = ones(&self.columns.takes_part);
-        self.row(self.program.input.fewest.max(2) as f64.., members);
+        self.row(self.program.input.fewest.max(2) as f64.., members.clone());
+        if !self.program.ordered {
+            self.others_between(&members);
+        }
         let cycle = std::mem::take(&mut self.cycle_terms);
         self.row(0.0..=0.0, cycle);
     }
 
-    /// The first chunk takes the time of all stages, every further one that of the slowest.
+    /// Two that do not reach each other have another one on each side: a ring of both has four members at least.
+    fn others_between(&mut self, members: &[(Col, f64)]) {
+        let hops = &self.program.input.hops;
+        for (one, hops) in hops.iter().enumerate() {
+            for other in (0..one).filter(|&other| !hops[other].is_way()) {
+                let pair = [one, other].map(|index| (self.columns.takes_part[index], -2.0));
+                self.row(0.0.., members.iter().copied().chain(pair));
+            }
+        }
+    }
+
+    /// The first chunk takes the time of all stages, every further one that of the slowest. With the output head, that may be bounded.
     fn prompt(&mut self) {
         let first = self.rows.add_column(1.0, 0.0..);
         let stages = std::mem::take(&mut self.stage_terms);
@@ -506,6 +547,12 @@ impl<'a> Formulation<'a> {
         }
         let all = stages.into_iter().flatten();
         self.row(0.0..=0.0, all.chain([(first, -1.0)]));
+        if let Some(most) = self.program.input.first_token_seconds {
+            let further = (chunks(self.program.input) - 1.0).max(0.0);
+            let head = std::mem::take(&mut self.head_terms).into_iter();
+            let prompt = head.chain([(first, 1.0), (self.slowest, further)]);
+            self.row(..=most * MILLISECONDS, prompt);
+        }
     }
 
     /// A column for a whole number, or any number where the program is relaxed.

@@ -1,6 +1,7 @@
 //! What is read of other versions, who counts as gone, and how often changes come.
 
 use k8s_openapi::api::coordination::v1::LeaseSpec;
+use k8s_openapi::api::core::v1::PersistentVolumeClaimStatus;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
 
@@ -128,6 +129,38 @@ async fn one_that_cannot_be_read_does_not_end_the_watch() {
     );
 }
 
+#[test]
+fn what_an_operator_says_of_a_machine_concerns_no_model() {
+    let mut news = ProfileNews::default();
+    let mut concerns = |event: Event<NodeProfile>, problem: Option<&str>| {
+        news.take_in(&event, |_| problem.map(str::to_owned))
+    };
+    let mut now = profile();
+    assert!(!concerns(Event::Init, None));
+    assert!(concerns(Event::InitApply(now.clone()), None));
+    assert!(concerns(Event::InitDone, None));
+
+    let ready = json!({"type": "Ready", "status": "True", "reason": "R", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+    now.status.as_mut().unwrap().conditions = vec![serde_json::from_value(ready).unwrap()];
+    now.metadata.resource_version = Some("2".to_owned());
+    assert!(!concerns(Event::Apply(now.clone()), None));
+    // What its owner says does, and its agent, and why neither can be read.
+    now.spec.exclude = true;
+    assert!(concerns(Event::Apply(now.clone()), None));
+    now.status.as_mut().unwrap().memory.available_bytes -= 1;
+    assert!(concerns(Event::Apply(now.clone()), None));
+    assert!(concerns(Event::Apply(now.clone()), Some("a newer version")));
+    assert!(!concerns(
+        Event::Apply(now.clone()),
+        Some("a newer version")
+    ));
+    // It goes, and comes back as it was; and so it may in a list that comes anew.
+    assert!(concerns(Event::Delete(now.clone()), None));
+    assert!(concerns(Event::Apply(now.clone()), None));
+    assert!(!concerns(Event::Init, None));
+    assert!(concerns(Event::InitApply(now), None));
+}
+
 #[tokio::test]
 async fn changes_of_many_machines_leave_models_a_moment() {
     let (sender, changes) = mpsc::channel(1);
@@ -154,6 +187,7 @@ fn an_agent_is_gone_40_s_after_its_lease_changed() {
         !agents.hear(&renewed, at(45)),
         "a Lease that is only listed again"
     );
+    assert_eq!(agents.heard("pi4"), Some(at(10)));
     assert!(!agents.look(at(50)));
     assert!(agents.look(at(51)), "a change: it is gone");
     assert!(!agents.look(at(52)), "which is said once");
@@ -172,6 +206,7 @@ fn while_leases_cannot_be_watched_nobody_is_gone() {
     agents.see(false, at(10));
     assert!(!agents.look(at(100)));
     agents.see(true, at(100));
+    assert_eq!(agents.heard("pi4"), Some(start));
     assert!(!agents.look(at(130)), "it has time to be heard of again");
     assert!(agents.look(at(141)));
 }
@@ -225,4 +260,24 @@ fn an_operator_that_has_just_started_takes_nobody_for_gone() {
         AgentState::Alive { .. }
     ));
     assert_eq!(agents.state("pi4", at(41)), AgentState::Unknown);
+}
+
+#[test]
+fn of_a_claim_is_said_that_it_has_no_volume() {
+    assert_eq!(unbound(None).as_deref(), Some("does not exist"));
+    for (phase, said) in [
+        (None, Some("is Pending")),
+        (Some("Pending"), Some("is Pending")),
+        (Some("Lost"), Some("is Lost")),
+        (Some("Bound"), None),
+    ] {
+        let claim = PersistentVolumeClaim {
+            status: Some(PersistentVolumeClaimStatus {
+                phase: phase.map(str::to_owned),
+                ..PersistentVolumeClaimStatus::default()
+            }),
+            ..PersistentVolumeClaim::default()
+        };
+        assert_eq!(unbound(Some(&claim)).as_deref(), said);
+    }
 }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use k8s_openapi::jiff::Timestamp;
 use prima_crds::v1alpha1::model::NodeShare;
 use serde_json::{Value, json};
 
@@ -41,7 +40,7 @@ fn keep(plan: &Arc<RingPlan>) -> DecisionKind {
 
 /// Each condition as `Kind=Status Reason: message`.
 fn told(world: &World, decision: &Decision, ring: &Ring) -> Vec<String> {
-    let made = of(world, decision, ring, &decide::State::default());
+    let made = of(world, decision, ring, &decide::State::default(), &[]);
     let line = |one: &Condition| {
         format!(
             "{}={} {}: {}",
@@ -171,6 +170,7 @@ fn the_summary_is_the_reason_with_percent_of_all_members() {
             &decision(keep(plan)),
             &ring,
             &decide::State::default(),
+            &[],
         );
         summary(&made, Some(plan)).unwrap()
     };
@@ -258,6 +258,66 @@ fn a_rank_0_that_is_not_reached_is_not_ready() {
 }
 
 #[test]
+fn a_way_that_loses_packets_is_named_and_takes_nothing_back() {
+    let mut plan = RingPlan::clone(&plan(1, &[state("Ready"), state("Loaded")]));
+    plan.metadata.uid = Some("plan".to_owned());
+    let plan = Arc::new(plan);
+    let mut world = world(&[], &[]);
+    world.lossy = ["plan".to_owned()].into();
+    let ring = Ring {
+        newest: Some(plan.clone()),
+        serving: Some(plan.clone()),
+    };
+    let all = told(&world, &decision(keep(&plan)), &ring);
+    assert!(all[5].starts_with("Ready=True Ready: "), "{}", all[5]);
+    let said = "packets get lost between the operator and desk: look at its cable or Wi-Fi";
+    assert_eq!(all[6], format!("Degraded=True PacketsLost: {said}"));
+}
+
+#[test]
+fn machines_apart_are_named_with_what_to_look_at() {
+    let plan = plan(1, &[state("Loaded"), state("Loaded")]);
+    let apart = |pair: [&str; 2]| Apart {
+        pair: pair.map(str::to_owned),
+        why: "desk says: waiting for member pi4".to_owned(),
+        planned: false,
+    };
+    let decided = |pair| Decision {
+        apart: vec![apart(pair)],
+        ..decision(keep(&plan))
+    };
+    let ring = |serving: Option<&Arc<RingPlan>>| Ring {
+        newest: Some(plan.clone()),
+        serving: serving.cloned(),
+    };
+    let told = |decision: &Decision, serving| told(&world(&[], &[]), decision, &ring(serving));
+    let said = "desk and pi4 do not reach each other, though both are heard of (desk says: waiting for member pi4): \
+        look at the cables or the Wi-Fi between them, at the firewalls of both, and whether the Wi-Fi keeps its clients apart";
+    let all = told(&decided(["desk", "pi4"]), None);
+    assert_eq!(all[5], format!("Ready=False MachinesApart: {said}"));
+    assert_eq!(all[6], format!("Degraded=True MachinesApart: {said}"));
+    // Of this ring, only one of them is a member: it waits for something else, or for nothing.
+    let other = decided(["laptop", "pi4"]);
+    assert!(told(&other, None)[5].starts_with("Ready=False Connecting: "));
+    let all = told(&other, Some(&plan));
+    assert!(all[5].starts_with("Ready=True "), "{}", all[5]);
+    assert!(all[6].starts_with("Degraded=True MachinesApart: laptop and pi4 do"));
+    // No ring goes round them.
+    let none = Decision {
+        kind: DecisionKind::NoPlace {
+            reason: MACHINES_APART,
+            message: "there is no other ring".to_owned(),
+            awaits: decide::AwaitedRoom::Any,
+        },
+        ..decided(["desk", "pi4"])
+    };
+    let all = told(&none, None);
+    let planned = format!("Planned=False MachinesApart: there is no other ring; {said}");
+    assert_eq!(all[2], planned);
+    assert_eq!(all[5], format!("Ready=False MachinesApart: {said}"));
+}
+
+#[test]
 fn only_ready_is_taken_back() {
     let answering = plan(2, &[state("Ready"), state("Loaded")]);
     let mut world = world(&[], &[]);
@@ -266,7 +326,7 @@ fn only_ready_is_taken_back() {
         serving: Some(answering.clone()),
     };
     let decided = decide::State::default();
-    let conditions = of(&world, &decision(keep(&answering)), &ring, &decided);
+    let conditions = of(&world, &decision(keep(&answering)), &ring, &decided, &[]);
     let model = Arc::make_mut(&mut world.model);
     let status = json!({"conditions": conditions, "planGeneration": 2, "summary": "Ready"});
     model.status = Some(serde_json::from_value(status).unwrap());
@@ -329,9 +389,9 @@ fn an_old_ring_that_ended_first_is_said_until_the_new_answers() {
             newest: Some(plan.clone()),
             serving: serves.then(|| plan.clone()),
         };
-        of(&world(&[], &[]), &decision(keep(&plan)), &ring, &decided)[2]
-            .reason
-            .clone()
+        let kept = decision(keep(&plan));
+        let made = of(&world(&[], &[]), &kept, &ring, &decided, &[]);
+        made[2].reason.clone()
     };
     assert_eq!(reason(false), "OldRingEndedFirst");
     assert_eq!(reason(true), "Planned");
@@ -425,27 +485,67 @@ fn machines_that_are_waited_for_are_named() {
     assert_eq!(all[1], format!("Profiled=False AwaitingMachines: {said}"));
 }
 
-#[test]
-fn a_condition_keeps_its_time_while_its_status_stays() {
-    let mut world = world(&[], &[]);
-    let long_ago = Time(Timestamp::from_second(1000).unwrap());
-    let before = |kind: &str, status: &str| Condition {
+/// One of long ago: its second.
+fn before(kind: &str, status: &str, second: i64) -> Condition {
+    Condition {
         type_: kind.to_owned(),
         status: status.to_owned(),
         reason: "Before".to_owned(),
         message: String::new(),
-        last_transition_time: long_ago.clone(),
+        last_transition_time: Time(Timestamp::from_second(second).unwrap()),
         observed_generation: None,
-    };
+    }
+}
+
+/// The seconds of what is Resolved=True and Profiled=True now.
+fn seconds(shown: Vec<Condition>, said: &[Condition]) -> [i64; 2] {
+    let mut world = world(&[], &[]);
     let model = Arc::get_mut(&mut world.model).unwrap();
-    model.status = Some(prima_crds::v1alpha1::model::ModelStatus {
-        conditions: vec![before("Resolved", "True"), before("Profiled", "False")],
-        ..Default::default()
+    model.status = Some(ModelStatus {
+        conditions: shown,
+        ..ModelStatus::default()
     });
     let decision = decision(keep(&plan(1, &[])));
-    let made = of(&world, &decision, &NO_RING, &decide::State::default());
-    assert_eq!(made[0].last_transition_time, long_ago);
-    assert_ne!(made[1].last_transition_time, long_ago);
+    let made = of(&world, &decision, &NO_RING, &decide::State::default(), said);
+    let second = |one: &Condition| {
+        assert_eq!(one.status, "True", "{one:?}");
+        one.last_transition_time.0.as_second()
+    };
+    [second(&made[0]), second(&made[1])]
+}
+
+#[test]
+fn a_condition_keeps_its_time_while_its_status_stays() {
+    let shown = vec![
+        before("Resolved", "True", 1000),
+        before("Profiled", "False", 1000),
+    ];
+    let [resolved, profiled] = seconds(shown, &[]);
+    assert_eq!(resolved, 1000);
+    assert!(profiled > 1000);
+}
+
+#[test]
+fn a_watch_that_lags_behind_changes_no_times() {
+    let now = Timestamp::now().as_second();
+    // It shows what was so before, or what was said with another time.
+    let shown = || {
+        vec![
+            before("Resolved", "False", 1000),
+            before("Profiled", "True", 1000),
+        ]
+    };
+    let said = ["Resolved", "Profiled"].map(|kind| before(kind, "True", 1001));
+    assert_eq!(seconds(shown(), &said), [1001, 1001]);
+    // It is the first to show what another operator has said since.
+    let said = ["Resolved", "Profiled"].map(|kind| before(kind, "True", 999));
+    let [resolved, profiled] = seconds(shown(), &said);
+    assert!(resolved >= now);
+    assert_eq!(profiled, 1000);
+    // What is so again was not in between.
+    let said = [before("Profiled", "False", 1001)];
+    let [_, profiled] = seconds(shown(), &said);
+    assert!(profiled >= now);
 }
 
 #[test]
@@ -453,6 +553,6 @@ fn a_message_is_as_long_as_the_api_server_takes() {
     let mut world = world(&[], &[]);
     world.resolution = Resolution::Failed("é".repeat(9000));
     let decision = decision(keep(&plan(1, &[])));
-    let made = of(&world, &decision, &NO_RING, &decide::State::default());
+    let made = of(&world, &decision, &NO_RING, &decide::State::default(), &[]);
     assert_eq!(made[0].message.chars().count(), 8000);
 }

@@ -1,8 +1,12 @@
 //! Whether the ring that runs can go on, and is what the Model asks for.
 
 use prima_crds::v1alpha1::model::{Model, ResolvedModel};
-use prima_crds::v1alpha1::ring_plan::{RingPlan, RingPlanSpec};
+use prima_crds::v1alpha1::node_profile::NodeProfile;
+use prima_crds::v1alpha1::ring_plan::{
+    CHUNK_POSITIONS, RingMember, RingPlan, RingPlanSpec, USUAL_WINDOWED_SEQUENCES,
+};
 
+use super::apart::Apart;
 use super::{keys, memory};
 use crate::model_controller::candidates::Candidates;
 
@@ -13,27 +17,43 @@ pub enum Broken {
     Moved(String),
     /// Agents were asked to end, and run their members until another ring serves, or for a while.
     Leaving(String),
+    /// A machine lacks a GPU that it had.
+    WithoutGpu {
+        machine: String,
+        /// What became of the GPU.
+        lacks: String,
+    },
     Changed(String),
 }
 
 impl Broken {
-    pub fn why(&self) -> &str {
+    pub fn why(&self) -> String {
         match self {
-            Self::Moved(why) | Self::Leaving(why) | Self::Changed(why) => why,
+            Self::Moved(why) | Self::Leaving(why) | Self::Changed(why) => why.clone(),
+            Self::WithoutGpu { machine, lacks } => {
+                format!("the GPU of {machine} cannot be used any more: {lacks}")
+            }
         }
     }
 }
 
-/// `skeleton`: what the Model says of its plan now.
+/// Characters of what became of a GPU: where it is said, others have to be said, too.
+const SAID_OF_GPU: usize = 700;
+
+/// `skeleton`: what the Model says of its plan now. `apart`: machines that do not reach each other.
 pub fn going_on(
     plan: &RingPlan,
     model: &Model,
     resolved: &ResolvedModel,
     skeleton: &RingPlanSpec,
     candidates: &Candidates,
+    apart: &[Apart],
 ) -> Result<(), Broken> {
     let asked = RingPlanSpec {
         generation: plan.spec.generation,
+        // The planner's, as members are. A plan of an earlier version has fewer, and goes on.
+        windowed_sequences: plan.spec.windowed_sequences,
+        chunk_positions: plan.spec.chunk_positions,
         rounds: plan.spec.rounds,
         members: plan.spec.members.clone(),
         predicted: plan.spec.predicted,
@@ -70,8 +90,25 @@ pub fn going_on(
         if member.host() != Some(address) {
             moved.push(name.as_str());
         }
+        let profile = candidates.profile(name);
+        let lacks =
+            profile.and_then(|profile| memory::lacks_gpu(profile, member, &resolved.profile));
+        if let Some(lacks) = lacks {
+            return Err(Broken::WithoutGpu {
+                machine: name.clone(),
+                lacks: lacks.chars().take(SAID_OF_GPU).collect(),
+            });
+        }
     }
-    // What has moved is planned anew then, too; but what would have to be fetched elsewhere waits for the next agent.
+    let mut apart = apart.iter().filter(|apart| apart.planned);
+    if let Some(apart) = apart.find(|apart| apart.are_neighbours(&plan.spec.members)) {
+        let pair = apart.pair.join(" and ");
+        return Err(Broken::Changed(format!(
+            "{pair} do not reach each other ({})",
+            apart.why
+        )));
+    }
+    // What has moved is planned again then, too; but what would have to be fetched elsewhere waits for the next agent.
     let fetched = resolved.source.local_path().is_none();
     if let Some(why) = leaving
         && (fetched || moved.is_empty())
@@ -86,15 +123,33 @@ pub fn going_on(
         [one] => format!("{one} has another address now"),
         several => format!("{} have other addresses now", several.join(", ")),
     };
-    // While its agent restarted, a machine may have lost a GPU, or memory to other programs.
+    // While its agent restarted, a machine may have lost memory to other programs; or the next agent is of an earlier version.
     let could_do = plan.spec.members.iter().all(|member| {
         let profile = candidates.profile(&member.name);
-        profile.is_some_and(|profile| memory::could_do(profile, member, &resolved.profile))
+        profile.is_some_and(|profile| {
+            reads(profile, &plan.spec, member)
+                && memory::could_do(profile, member, &resolved.profile)
+        })
     });
     Err(match could_do {
         true => Broken::Moved(why),
         false => Broken::Changed(why),
     })
+}
+
+/// Whether a machine's agent reads all that the plan says, of the plan and of this member, which is its own.
+fn reads(profile: &NodeProfile, plan: &RingPlanSpec, member: &RingMember) -> bool {
+    let Some(status) = &profile.status else {
+        return false;
+    };
+    let usual = plan.windowed_sequences == USUAL_WINDOWED_SEQUENCES;
+    let usual_chunks = plan.chunk_positions == CHUNK_POSITIONS as i32;
+    let mut gpus = status.gpus.iter().filter_map(|gpu| gpu.measured.as_ref());
+    let drafts = gpus.any(|gpu| gpu.runs_drafts);
+    (usual || status.reads_windowed_sequences)
+        && (usual_chunks || status.reads_chunk_positions)
+        && (member.gpus.is_empty() || status.reads_gpus)
+        && (!member.draft_on_gpu || drafts)
 }
 
 /// How the keys that the members should have differ from the plan's.

@@ -133,6 +133,14 @@ mod tests {
     }
 
     #[test]
+    fn a_member_that_is_alone_has_no_key_that_could_change() {
+        let alone = written(decided(&world(&[keyed("desk", Some("a"))], &[])));
+        assert_eq!(alone.spec.members[0].public_key_sha256, None);
+        let there = world(&[keyed("desk", Some("c"))], std::slice::from_ref(&alone));
+        assert!(matches!(decided(&there).kind, DecisionKind::Keep(_)));
+    }
+
+    #[test]
     fn who_keeps_a_ring_from_being_encrypted_is_said() {
         let machines = desk_and_pi([None, Some("b")]);
         let mut plan = (*ring(&[(0, 4)], 1, 0)).clone();

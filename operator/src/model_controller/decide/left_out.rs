@@ -60,10 +60,14 @@ pub fn out_of_ring(
         let left_out = planned
             .and_then(|plan| plan.report.left_out.iter().find(|out| out.name == name))
             .map(|out| out.why.clone());
-        let why = left_out.unwrap_or_else(|| match runs {
+        let mut why = left_out.unwrap_or_else(|| match runs {
             true => kept.to_owned(),
             false => "it could take part".to_owned(),
         });
+        let pairs = candidates.apart.iter().filter(|pair| pair.contains(&name));
+        for other in pairs.flatten().filter(|other| **other != name) {
+            why += &format!("; it and {other} do not reach each other");
+        }
         (name, why)
     });
     candidates

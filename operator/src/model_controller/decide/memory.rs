@@ -1,10 +1,11 @@
-//! What machines have memory for.
+//! What machines have memory for, and a GPU.
 
 use std::collections::HashSet;
+use std::slice;
 use std::sync::Arc;
 
 use prima_crds::v1alpha1::model_profile::ModelProfileSpec;
-use prima_crds::v1alpha1::node_profile::NodeProfile;
+use prima_crds::v1alpha1::node_profile::{GpuProfile, NodeProfile, NodeProfileStatus};
 use prima_crds::v1alpha1::ring_plan::{RingMember, RingPlan, RingPlanSpec};
 
 use crate::model_controller::candidates::Candidates;
@@ -16,8 +17,39 @@ pub fn could_do(profile: &NodeProfile, member: &RingMember, model: &ModelProfile
     };
     let owner = &profile.spec;
     staying_bytes(member) <= owner.left_to_running_ring(status, model)
-        && member.gpu_memory_bytes.unwrap_or(0) <= status.own_gpu_bytes(model).unwrap_or(0)
+        && member.gpu_memory_bytes.unwrap_or(0)
+            <= status.own_bytes_of(&member.gpus, model).unwrap_or(0)
+        && first_has_room(member, 0, status, model)
         && (!streams(member) || owner.disk_allowed != Some(false))
+}
+
+/// Why a machine cannot do any more what a plan has its GPU do, as its agent says; `None` if it can.
+pub fn lacks_gpu(
+    profile: &NodeProfile,
+    member: &RingMember,
+    model: &ModelProfileSpec,
+) -> Option<String> {
+    let status = profile.status.as_ref()?;
+    let planned = &member.gpus;
+    let found = status.gpus_named(planned, model).len();
+    let has_all = match planned.is_empty() {
+        // The agent uses the machine's first for it, and no other where that has failed.
+        true => {
+            let first = status.gpus.first();
+            found > 0 && first.is_some_and(|gpu| gpu.measured.is_some())
+        }
+        false => found >= planned.len(),
+    };
+    if !member.uses_gpu() || has_all {
+        return None;
+    }
+    let is_planned = |gpu: &&GpuProfile| {
+        let mut names = planned.iter().map(|planned| &planned.name);
+        planned.is_empty() || names.any(|name| gpu.is_named(name))
+    };
+    let mut gpus = status.gpus.iter().filter(is_planned);
+    let unusable = gpus.find_map(|gpu| Some(format!("{}: {}", gpu.name, gpu.unusable.as_ref()?)));
+    Some(unusable.unwrap_or_else(|| "it has none for this model".to_owned()))
 }
 
 /// Whether it reads weights from disk for every token.
@@ -74,9 +106,36 @@ pub fn fits_beside(
             .iter()
             .filter_map(|(before, _)| before.gpu_memory_bytes)
             .sum();
-        let on_gpu = member.gpu_memory_bytes.unwrap_or(0);
-        needed <= status.available_bytes(model)
-            && (on_gpu == 0 || on_gpu + gpu_held <= status.own_gpu_bytes(model).unwrap_or(0))
+        needed <= status.available_bytes(model) && gpus_have_room(member, gpu_held, status, model)
+    })
+}
+
+/// Whether the member's GPUs have room for it where so many bytes of theirs are held. On which of several these lie is not known: what is no layer
+/// has to fit the first as if all lay there.
+fn gpus_have_room(
+    member: &RingMember,
+    held: i64,
+    status: &NodeProfileStatus,
+    model: &ModelProfileSpec,
+) -> bool {
+    let on_gpus = member.gpu_memory_bytes.unwrap_or(0);
+    let available = status.own_bytes_of(&member.gpus, model).unwrap_or(0);
+    let first_has_room = held == 0 || first_has_room(member, held, status, model);
+    on_gpus == 0 || (on_gpus + held <= available && first_has_room)
+}
+
+/// Whether the first of the member's GPUs has room for what is no layer, where so many bytes of it are held. One that shares the machine's memory
+/// has none of its own to lack.
+fn first_has_room(
+    member: &RingMember,
+    held: i64,
+    status: &NodeProfileStatus,
+    model: &ModelProfileSpec,
+) -> bool {
+    let first = member.gpus.first();
+    first.is_none_or(|first| {
+        let available = status.own_bytes_of(slice::from_ref(first), model);
+        available.is_none_or(|available| first.beside_layers_bytes + held <= available)
     })
 }
 
@@ -92,14 +151,17 @@ pub fn fits_in_less(
             let profile = candidates.profile(&member.name)?;
             let status = profile.status.as_ref()?;
             let memory = profile.spec.left_to_ring(status, model);
-            Some((memory, status.own_gpu_bytes(model).unwrap_or(0)))
+            let on_gpus = status.own_bytes_of(&member.gpus, model).unwrap_or(0);
+            let first_has_room = first_has_room(member, 0, status, model);
+            Some((memory, on_gpus, first_has_room))
         };
         let less = left(less);
         // One that reads weights from disk was promised more than there is, and has all of it.
         less == left(more)
-            || less.is_some_and(|(memory, gpu)| {
+            || less.is_some_and(|(memory, gpu, first_has_room)| {
                 member.memory_bytes.unwrap_or(0) <= memory
                     && member.gpu_memory_bytes.unwrap_or(0) <= gpu
+                    && first_has_room
             })
     })
 }

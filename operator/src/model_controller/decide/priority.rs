@@ -105,14 +105,18 @@ impl<'a> Case<'a> {
     fn machines_without(&self, gone: &[&OtherModel]) -> Candidates {
         let world = self.world;
         let current = world.current();
-        Candidates::beside(
+        let machines = Candidates::beside(
             &world.others_without(gone),
             &world.model,
             self.resolved,
             world,
             self.refused,
             current.map_or(&[][..], |plan| &plan.spec.members),
-        )
+        );
+        Candidates {
+            apart: self.candidates.apart.clone(),
+            ..machines
+        }
     }
 }
 
@@ -207,8 +211,7 @@ pub fn as_displaced(kind: DecisionKind, world: &World, machines: &Candidates) ->
     };
     let has_it = |other: &&OtherModel| {
         let mut members = world.plans_of(other).flat_map(|plan| &plan.spec.members);
-        let is_first = first.is_some() && other.model.uid() == first;
-        is_first || members.any(|one| machines.profile(&one.name).is_some())
+        other.model.uid() == first || members.any(|one| machines.profile(&one.name).is_some())
     };
     let takers: Vec<_> = higher(world).into_iter().filter(has_it).collect();
     match kind {

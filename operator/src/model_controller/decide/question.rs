@@ -8,11 +8,12 @@ use prima_crds::error_chain;
 use prima_crds::v1alpha1::model::{Model, ResolvedModel};
 use prima_crds::v1alpha1::model_profile::ModelProfile;
 use prima_crds::v1alpha1::node_profile::NodeProfile;
-use prima_halda::{Options, Plan};
+use prima_halda::{Options, Plan, PlanError};
 
+use super::apart::MACHINES_APART;
 use crate::model_controller::candidates::Candidates;
 use crate::model_controller::update_status::missed_before;
-use crate::plan;
+use crate::plan::{self, PlanCommandError};
 
 /// Asks for the best ring of these machines.
 pub struct Question {
@@ -30,8 +31,17 @@ pub struct Question {
 pub struct Answer {
     /// The question's.
     pub fingerprint: String,
-    pub plan: Result<Arc<Plan>, String>,
+    pub plan: Result<Arc<Plan>, NoRing>,
 }
+
+#[derive(Clone, Debug)]
+pub struct NoRing {
+    pub reason: &'static str,
+    pub message: String,
+}
+
+/// The reason where it is memory that is lacking, or machines.
+pub const DOES_NOT_FIT: &str = "DoesNotFit";
 
 impl Question {
     pub fn new(
@@ -42,6 +52,8 @@ impl Question {
         context_length: i32,
         urgent: bool,
     ) -> Self {
+        let (concurrent_requests, kv_contexts) =
+            plan::concurrency(model.spec.max_concurrent_requests);
         Self {
             fingerprint: fingerprint.to_owned(),
             urgent,
@@ -49,9 +61,11 @@ impl Question {
             machines: candidates.profiles.clone(),
             options: Options {
                 context_tokens: context_length as usize,
-                concurrent_requests: model.spec.max_concurrent_requests.unwrap_or(1) as usize,
+                concurrent_requests: concurrent_requests as usize,
+                kv_contexts: kv_contexts as usize,
                 min_nodes: model.spec.min_nodes.unwrap_or(1) as usize,
                 rank0: model.spec.rank0.clone(),
+                apart: candidates.apart.clone(),
                 activation_dtype: model.spec.activation_dtype,
                 kv_dtype: model.spec.kv_dtype,
                 draft: resolved.draft.as_ref().map(|draft| draft.profile.clone()),
@@ -79,7 +93,13 @@ impl Question {
         let plan = plan::checked(&self.profile, &self.machines, &self.options);
         Answer {
             fingerprint: self.fingerprint.clone(),
-            plan: plan.map(Arc::new).map_err(|error| error_chain(&error)),
+            plan: plan.map(Arc::new).map_err(|error| NoRing {
+                reason: match &error {
+                    PlanCommandError::Plan(PlanError::Apart { .. }) => MACHINES_APART,
+                    _ => DOES_NOT_FIT,
+                },
+                message: error_chain(&error),
+            }),
         }
     }
 }
@@ -97,7 +117,11 @@ pub fn fingerprint(model: &Model, resolved: &ResolvedModel, candidates: &Candida
         draft.map(|draft| &draft.version.header_sha256),
     );
     let misses = (missed_before(model, resolved).unwrap_or(100) + 5) / 10;
-    let asked = format!("{:?} {versions:?} {machines:?} {misses}", model.spec);
+    let apart = &candidates.apart;
+    let asked = format!(
+        "{:?} {versions:?} {machines:?} {misses} {apart:?}",
+        model.spec
+    );
     let mut hasher = DefaultHasher::new();
     asked.hash(&mut hasher);
     format!("{:016x}", hasher.finish())
@@ -125,7 +149,14 @@ pub fn plan_depends_on(profile: &NodeProfile, promised: i64) -> String {
             )
         })
         .collect();
-    let measured = status.map(|status| (&status.measured_at, &status.gpus));
+    let measured = status.map(|status| {
+        let reads = (
+            status.reads_windowed_sequences,
+            status.reads_gpus,
+            status.reads_chunk_positions,
+        );
+        (&status.measured_at, &status.gpus, reads)
+    });
     format!(
         "{} {:?} {memory:?} {promised} {measured:?} {links:?}",
         profile.name_any(),

@@ -1,5 +1,5 @@
-//! Machines that cannot do what plans ask of them. A machine's own agent tells, or rank 0, which finds a ring broken there; their word is
-//! remembered here for a while.
+//! Machines that cannot do what plans ask of them, and pairs of them that do not reach each other. A machine's own agent tells, or rank 0, which
+//! finds a ring broken there; their word is remembered for a while.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,11 +7,14 @@ use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::ring_plan::{MemberState, MemberStatus, RingPlan};
 
+use super::apart::{Apart, Pairs, are_neighbours};
 use crate::cluster::world::Machine;
+use crate::model_controller::conditions::member_status;
 
 #[derive(Clone, Default)]
 pub struct Refusals {
     refused: BTreeMap<String, Refusal>,
+    apart: Pairs,
     /// Members of a plan's generation that fail.
     failing: BTreeMap<(i64, String), Failing>,
     /// The generation of a ring that fails at some member, and since when.
@@ -34,7 +37,7 @@ struct Refusal {
     why: String,
     /// When it was said last.
     at: Instant,
-    /// Where the agent was that said it. A pod that was made anew may be of another version.
+    /// Where the agent was that said it. A pod that came in its place may be of another version.
     host: Option<String>,
     /// Rank 0, if it was said by that. When one of the two falls silent, its machine was off, and nothing more is known of the other.
     by_rank0: Option<String>,
@@ -43,15 +46,16 @@ struct Refusal {
 /// A machine that fails for longer than this, again and again, while no client is answered, counts as one that refused. A process that took longer
 /// than this to fail was a large model that was loaded.
 const FAILS_FOR: Duration = Duration::from_secs(120);
-/// A machine at which the ring has failed for longer than this counts as one that refused. A pause of the network is most often shorter, and a
-/// member that has died is soon started again. Where others would have to fetch what the machine has, it has [`FAILS_FOR`].
+/// A machine at which the ring has failed for longer than this counts as one that refused; or, if only one neighbour does not reach it and both are
+/// heard of, the two count as apart. A pause of the network is most often shorter, and a member that has died is soon started again. Where others
+/// would have to fetch what a machine has, it has [`FAILS_FOR`]; but what a person can do is said before.
 const BROKEN_FOR: Duration = Duration::from_secs(25);
 /// How long a machine that refused a plan is not asked again.
 const REFUSED_FOR: Duration = Duration::from_secs(600);
 
 impl Refusals {
     /// Takes in what the running plan's members say. Returns machines that refused a plan recently, could not follow it for a long time, or broke
-    /// its ring for a while, and why.
+    /// its ring for a while, and why. [`Self::apart`] knows the pairs then.
     pub fn note(
         &mut self,
         current: Option<&Arc<RingPlan>>,
@@ -81,26 +85,52 @@ impl Refusals {
                     self.refused.remove(name);
                 }
             }
+            if is_ready(plan) {
+                self.apart.forget_neighbours(&plan.spec.members);
+            }
             // Its own agent may find nothing wrong with it.
-            if let Some((rank0, name)) = fails_at(plan).filter(|(rank0, _)| !is_off(&rank0.name)) {
+            if let Some(fault) = fault(plan).filter(|fault| !is_off(&fault.rank0.name)) {
                 let since = match self.broken {
                     Some((known, since)) if known == generation => since,
                     _ => now,
                 };
+                let lasted = now.duration_since(since);
                 let fetched = plan.spec.model.source.is_some();
                 let limit = if fetched { FAILS_FOR } else { BROKEN_FOR };
-                if now.duration_since(since) > limit {
-                    let why = format!(
-                        "the ring fails there, says {}: {}",
-                        rank0.name, rank0.message
-                    );
-                    self.refuse(plan, name, why, Some(rank0.name.clone()), now);
+                let Fault {
+                    rank0,
+                    at,
+                    missed_by,
+                } = fault;
+                // One that is off, or cut off from all, is heard of no more.
+                let heard_since = |name: &String| {
+                    let machine = machines.iter().find(|machine| machine.name == *name);
+                    let heard = machine.and_then(|machine| machine.heard);
+                    heard.is_some_and(|heard| heard > since)
+                };
+                let pair = missed_by.map(|by| [at, by].map(str::to_owned));
+                // A ring knows it of neighbours only, whatever is said.
+                let pair = pair.filter(|pair| are_neighbours(pair, &plan.spec.members));
+                match pair.filter(|pair| pair.iter().all(heard_since)) {
+                    Some(pair) if lasted > BROKEN_FOR => {
+                        let why = format!("{} says: {}", rank0.name, rank0.message);
+                        self.apart.note(pair, why, lasted > limit, plan, now);
+                    }
+                    None if lasted > limit => {
+                        let why = format!(
+                            "the ring fails there, says {}: {}",
+                            rank0.name, rank0.message
+                        );
+                        self.refuse(plan, at, why, Some(rank0.name.clone()), now);
+                    }
+                    _ => {}
                 }
                 broken = Some((generation, since));
             }
         }
         self.failing = failing;
         self.broken = broken;
+        self.apart.keep(machines, now);
         self.refused.retain(|name, refusal| {
             let machine = machines.iter().find(|machine| machine.name == *name);
             let host = machine.and_then(Machine::address);
@@ -115,6 +145,16 @@ impl Refusals {
         refused
             .map(|(name, refusal)| (name.clone(), refusal.why.clone()))
             .collect()
+    }
+
+    /// Machines that do not reach each other.
+    pub fn apart(&self, now: Instant) -> Vec<Apart> {
+        self.apart.now(now)
+    }
+
+    /// So that machines that did not reach each other are tried as neighbours again.
+    pub fn forget_apart(&mut self) {
+        self.apart.forget();
     }
 
     /// Whether time alone decides what comes next.
@@ -187,12 +227,33 @@ fn has_failed(member: &MemberStatus) -> bool {
     member.state == MemberState::Failed && member.retry_after_seconds.is_some()
 }
 
-/// What rank 0 says of a ring that is broken, and at which member it is. While that member's own agent is about to start it, it is waited for.
-fn fails_at(plan: &RingPlan) -> Option<(&MemberStatus, &str)> {
-    let rank0 = plan.spec.members.first()?;
-    let states = &plan.status.as_ref()?.members;
-    let said = states.iter().find(|one| one.name == rank0.name)?;
-    let name = said.fails_at.as_deref()?;
-    let state = states.iter().find(|one| one.name == name)?.state;
-    (state >= MemberState::Loaded).then_some((said, name))
+/// Where a ring is broken.
+struct Fault<'a> {
+    /// What rank 0 says.
+    rank0: &'a MemberStatus,
+    /// The member at which it is, and the neighbour that does not reach it, where that is known.
+    at: &'a str,
+    missed_by: Option<&'a str>,
+}
+
+/// As rank 0 says it. While that member's own agent is about to start it, it is waited for.
+fn fault(plan: &RingPlan) -> Option<Fault<'_>> {
+    let rank0 = said_by_rank0(plan)?;
+    let at = rank0.fails_at.as_deref()?;
+    let mut states = plan.status.iter().flat_map(|status| &status.members);
+    let state = states.find(|one| one.name == at)?.state;
+    (state >= MemberState::Loaded).then_some(Fault {
+        rank0,
+        at,
+        missed_by: rank0.missed_by.as_deref(),
+    })
+}
+
+/// Whether a token went round its ring lately.
+fn is_ready(plan: &RingPlan) -> bool {
+    said_by_rank0(plan).is_some_and(|rank0| rank0.state == MemberState::Ready)
+}
+
+fn said_by_rank0(plan: &RingPlan) -> Option<&MemberStatus> {
+    member_status(plan, plan.spec.members.first()?)
 }

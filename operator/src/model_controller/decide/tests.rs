@@ -5,8 +5,10 @@ mod changed_machines;
 mod changed_models;
 mod failing_machines;
 mod faster_rings;
+mod machines_apart;
 mod room;
 mod who_takes_part;
+mod windowed_sequences;
 
 use serde_json::json;
 

@@ -201,6 +201,7 @@ fn a_ring_that_says_that_it_is_not_ready_is_believed() {
     let not_ready = Health::NotReady {
         why: "it stands still".to_owned(),
         fails_at: None,
+        missed_by: None,
     };
     let said = NotReady::Said("it stands still".to_owned());
     assert_eq!(ring.note(not_ready, false, at(1)), Known::NotReady(said));
@@ -270,43 +271,56 @@ fn only_who_has_answered_lately_is_not_reached() {
     assert!(is_silent(&mut ring, no_answer(), 95));
 }
 
+/// What a ring says of which this comes of each of two questions: it is closed at once, held without an answer, or answered; and how long that took.
+async fn asked(first: &'static str, second: &'static str) -> (Health, bool, Duration) {
+    let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut ring = at_host("a", "127.0.0.1");
+    ring.http = server.local_addr().unwrap();
+    let serving = tokio::spawn(async move {
+        let mut held = Vec::new();
+        for comes in [first, second] {
+            let (mut client, _) = server.accept().await.unwrap();
+            if comes == "closed" {
+                continue;
+            }
+            // Whoever asks may have given up.
+            let _ = client.read(&mut [0; 1024]).await;
+            if comes == "answered" {
+                let _ = client.write_all(b"HTTP/1.0 200 OK\r\n\r\n{}").await;
+            } else {
+                held.push(client);
+            }
+        }
+        future::pending::<()>().await;
+    });
+    let begun = Instant::now();
+    let (came, is_late) = ring.health().await;
+    let took = begun.elapsed();
+    serving.abort();
+    (came, is_late, took)
+}
+
 #[tokio::test]
 async fn a_ring_is_silent_when_two_questions_fail() {
-    // What comes of each question: it is closed at once, not answered, or answered.
     for (first, second, least) in [
         ("answered", "answered", Duration::ZERO),
         ("held", "answered", AGAIN),
         ("closed", "answered", AGAIN),
         ("held", "held", AGAIN + DEADLINE),
     ] {
-        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let mut ring = at_host("a", "127.0.0.1");
-        ring.http = server.local_addr().unwrap();
-        let serving = tokio::spawn(async move {
-            let mut held = Vec::new();
-            for comes in [first, second] {
-                let (mut client, _) = server.accept().await.unwrap();
-                if comes == "closed" {
-                    continue;
-                }
-                assert!(client.read(&mut [0; 1024]).await.unwrap() > 0);
-                if comes == "answered" {
-                    client
-                        .write_all(b"HTTP/1.0 200 OK\r\n\r\n{}")
-                        .await
-                        .unwrap();
-                } else {
-                    held.push(client);
-                }
+        let (came, is_late) = loop {
+            let (came, is_late, took) = asked(first, second).await;
+            assert!(took >= least, "{first}, {second}");
+            // If this machine stood still, a question may have failed that was answered.
+            if took < DEADLINE || second == "held" {
+                break (came, is_late);
             }
-            future::pending::<()>().await;
-        });
-        let begun = Instant::now();
-        let came = ring.health().await;
+        };
         let is_silent = matches!(came, Health::NoAnswer(_));
         assert_eq!(is_silent, second == "held", "{first}, {second}: {came:?}");
-        assert!(begun.elapsed() >= least, "{first}, {second}");
-        serving.abort();
+        // One that is closed got there.
+        let expected = (first, second) == ("held", "answered");
+        assert_eq!(is_late, expected, "{first}, {second}");
     }
     // Nobody listens there.
     let bound = TcpSocket::new_v4().unwrap();
@@ -314,8 +328,22 @@ async fn a_ring_is_silent_when_two_questions_fail() {
     let mut ring = at_host("a", "127.0.0.1");
     ring.http = bound.local_addr().unwrap();
     let begun = Instant::now();
-    assert!(matches!(ring.health().await, Health::NoAnswer(_)));
+    assert!(matches!(ring.health().await, (Health::NoAnswer(_), false)));
     assert!(begun.elapsed() >= OTHERS_ANSWERED);
+}
+
+#[test]
+fn a_ring_that_is_gone_has_no_lossy_way() {
+    let reached = Reached::default();
+    let a = at_host("a", "10.0.0.1");
+    // Nothing is known of it.
+    assert!(!reached.note_way(&a, true));
+    let now = Instant::now();
+    assert!(!reached.note(&a, ready(), now, now));
+    let changes = (0..40).filter(|_| reached.note_way(&a, true)).count();
+    assert_eq!((changes, reached.lossy()), (1, ["a".to_owned()].into()));
+    let due = reached.due(Vec::new(), &HashSet::new(), &mut HashMap::new(), now);
+    assert!(due.is_empty() && reached.lossy().is_empty());
 }
 
 const READY: &str = "HTTP/1.0 200 OK\r\n\r\n{}";
@@ -347,9 +375,29 @@ async fn rank0(first: &'static str) -> (u16, watch::Sender<&'static str>, Arc<At
     (port, tell, asked)
 }
 
+/// Waits until it is told of the ring `a` that this is known of it. Something else may be told before, if this machine stands still.
+async fn told_of_a(
+    told: &mut mpsc::UnboundedReceiver<ObjectRef<Model>>,
+    reached: &Reached,
+    is_known: impl Fn(Option<&NotReady>) -> bool,
+) {
+    loop {
+        assert_eq!(
+            told.recv().await.unwrap(),
+            ObjectRef::new("a").within("home")
+        );
+        let unready = reached.unready();
+        let others = unready.keys().filter(|uid| *uid != "plan-a");
+        assert_eq!(others.count(), 0, "{unready:?}");
+        if is_known(unready.get("plan-a")) {
+            return;
+        }
+    }
+}
+
 #[tokio::test]
 async fn rings_are_asked_again_whoever_else_is_silent() {
-    let (stores, _changes) = Stores::watch(&no_api_server(), "prima", OURS);
+    let (stores, _changes) = Stores::watch(&no_api_server(), ("prima", &[]), OURS);
     let (port, says, _) = rank0(NOT_READY).await;
     let (silent, _says_nothing, silent_asked) = rank0("").await;
     stores.add_plan(serving("a", port));
@@ -358,14 +406,11 @@ async fn rings_are_asked_again_whoever_else_is_silent() {
     let (changed, mut told) = mpsc::unbounded_channel();
     let begun = Instant::now();
     let test = async {
-        let a = ObjectRef::new("a").within("home");
         let said = NotReady::Said("it stands still".to_owned());
         for _ in 0..2 {
-            assert_eq!(told.recv().await.unwrap(), a);
-            assert_eq!(reached.unready().get("plan-a"), Some(&said));
+            told_of_a(&mut told, &reached, |known| known == Some(&said)).await;
             says.send_replace(READY);
-            assert_eq!(told.recv().await.unwrap(), a);
-            assert!(reached.unready().is_empty());
+            told_of_a(&mut told, &reached, |known| known.is_none()).await;
             says.send_replace(NOT_READY);
         }
         // One that has never answered is asked seldom, twice each time, and not judged.
@@ -374,28 +419,26 @@ async fn rings_are_asked_again_whoever_else_is_silent() {
     };
     tokio::select! {
         () = keep(&stores, &reached, &changed) => panic!("it ended"),
-        done = timeout(Duration::from_secs(60), test) => done.unwrap(),
+        done = timeout(Duration::from_secs(300), test) => done.unwrap(),
     }
 }
 
 #[tokio::test]
 async fn a_question_without_an_answer_keeps_no_other_waiting() {
-    let (stores, _changes) = Stores::watch(&no_api_server(), "prima", OURS);
+    let (stores, _changes) = Stores::watch(&no_api_server(), ("prima", &[]), OURS);
     let (port, says, asked) = rank0(NOT_READY).await;
     stores.add_plan(serving("a", port));
     let reached = Reached::default();
     let (changed, mut told) = mpsc::unbounded_channel();
     let test = async {
-        told.recv().await.unwrap();
+        told_of_a(&mut told, &reached, |known| known.is_some()).await;
         // Again if this machine stood still.
         for _ in 0..5 {
             says.send_replace(READY);
-            told.recv().await.unwrap();
-            assert!(reached.unready().is_empty());
+            told_of_a(&mut told, &reached, |known| known.is_none()).await;
             let before = asked.load(Ordering::Relaxed);
             says.send_replace("");
-            told.recv().await.unwrap();
-            assert!(!reached.unready().is_empty());
+            told_of_a(&mut told, &reached, |known| known.is_some()).await;
             // Each asks twice.
             if asked.load(Ordering::Relaxed) - before > 2 {
                 return;
@@ -405,6 +448,6 @@ async fn a_question_without_an_answer_keeps_no_other_waiting() {
     };
     tokio::select! {
         () = keep(&stores, &reached, &changed) => panic!("it ended"),
-        done = timeout(Duration::from_secs(60), test) => done.unwrap(),
+        done = timeout(Duration::from_secs(300), test) => done.unwrap(),
     }
 }

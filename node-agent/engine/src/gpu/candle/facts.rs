@@ -16,9 +16,11 @@ pub(super) fn facts(device: &candle_core::Device) -> Result<GpuFacts> {
         api: GpuApi::Cuda,
         name,
         pci: None,
+        pci_address: None,
         unified_memory: false,
         total_bytes: total as u64,
         available_bytes: available as u64,
+        most_buffer_bytes: None,
     })
 }
 
@@ -31,9 +33,11 @@ pub(super) fn facts(device: &candle_core::Device) -> Result<GpuFacts> {
         api: GpuApi::Metal,
         name: device.architecture_name(),
         pci: None,
+        pci_address: None,
         unified_memory: true,
         total_bytes: total,
         available_bytes: total.saturating_sub(used),
+        most_buffer_bytes: None,
     })
 }
 

@@ -1,10 +1,10 @@
 //! The output norm and the output head on a GPU: the last step of a pass there.
 
-use candle_core::quantized::QMatMul;
-use candle_core::{Module, Result, Tensor};
+use candle_core::{Result, Tensor};
 use candle_nn::ops;
 
 use super::open::CandleGpu;
+use super::products::Weights;
 use crate::error::EngineError;
 use crate::gpu::backend::{DeviceHead, HeadWeights, error};
 
@@ -12,7 +12,7 @@ pub(super) struct CandleHead {
     gpu: CandleGpu,
     norm: Tensor,
     norm_epsilon: f32,
-    matrix: QMatMul,
+    matrix: Weights,
     hidden: usize,
 }
 

@@ -44,7 +44,7 @@ pub(crate) struct Reach {
 
 impl CandleKv {
     /// Writes `keys` and `values` (each kv_heads x rows x head_dim, F32) after the first `len` positions, and returns those that
-    /// are seen: each kv_heads x positions x head_dim, F32.
+    /// are seen: each kv_heads x positions x head_dim, F16, and no copy: for use before the next append.
     pub fn append(
         &mut self,
         len: usize,
@@ -62,11 +62,8 @@ impl CandleKv {
         let at = len - self.first;
         buffers.keys.slice_set(&half(keys)?, 1, at)?;
         buffers.values.slice_set(&half(values)?, 1, at)?;
-        let seen = |tensor: &Tensor| {
-            let from = reach.seen_from;
-            let seen = tensor.narrow(1, from - self.first, end - from)?;
-            seen.to_dtype(DType::F32)
-        };
+        let from = reach.seen_from;
+        let seen = |tensor: &Tensor| tensor.narrow(1, from - self.first, end - from);
         let read = (seen(&buffers.keys)?, seen(&buffers.values)?);
         self.buffers = Some(buffers);
         Ok(read)

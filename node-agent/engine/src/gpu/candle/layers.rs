@@ -1,17 +1,17 @@
 //! The forward pass through a window's last layers on a GPU.
 //!
-//! Decides: the order of tensor operations; one copy of the activation each way. KV heads are not repeated: the query heads that share
-//! a KV head are rows of one product. Keys and values are stored as F16 but computed with as F32 (scores of some models exceed F16).
+//! Decides: the order of tensor operations; one copy of the activation each way.
 
 use std::ops::Range;
 
-use candle_core::quantized::QMatMul;
-use candle_core::{D, Module, Result, Tensor};
+use candle_core::{D, Result, Tensor};
 use candle_nn::{ops, rotary_emb};
 use prima_model::{ActivationFunction, Attention, ModelPart, RopePairing};
 
+use super::attention::attend;
 use super::kv::{CandleKv, Reach};
 use super::open::CandleGpu;
+use super::products::Weights;
 use crate::batch::Sequence;
 use crate::cpu::Compute;
 use crate::error::EngineError;
@@ -21,7 +21,7 @@ use crate::gpu::facts::GpuApi;
 use crate::gpu::parts;
 use crate::kernels::RopeAngles;
 use crate::kv_cache::LayerKv;
-use crate::layer::{self, Direct, Layer, Mlp};
+use crate::layer::{self, Direct, Layer, Mlp, Projections};
 use crate::model::Model;
 use crate::ropes::Ropes;
 
@@ -57,7 +57,7 @@ struct DeviceLayer {
 }
 
 struct Projection {
-    weight: QMatMul,
+    weight: Weights,
     bias: Option<Tensor>,
 }
 
@@ -97,8 +97,11 @@ impl CandleLayers {
         let layers = layers.map(|index| {
             let layer = Layer::load(model, index, &mut ropes)?;
             // What candle computes is the same on all GPUs.
-            let direct = parts::computed(GpuApi::Cuda, index, &layer)?;
+            parts::check(GpuApi::Cuda, index, &layer)?;
             let refused = |part| EngineError::NotOnGpu { layer: index, part };
+            let Projections::Direct(direct) = &layer.projections else {
+                return Err(refused(ModelPart::LatentAttention));
+            };
             let mlp = layer.dense.as_ref();
             let mlp = mlp.ok_or_else(|| refused(ModelPart::Experts))?;
             DeviceLayer::load(gpu, &layer, direct, mlp)
@@ -315,36 +318,6 @@ impl Executor for CandleLayers {
         compute.part_done();
         done.map_err(|source| error("compute its layers", source))
     }
-}
-
-/// Attention of one sequence: `queries` heads x rows x head_dim, scaled; `keys` and `values` kv_heads x positions x head_dim.
-/// The result is rows x (heads * head_dim).
-fn attend(
-    queries: &Tensor,
-    keys: &Tensor,
-    values: &Tensor,
-    mask: Option<&Tensor>,
-    softcap: Option<f32>,
-) -> Result<Tensor> {
-    let (heads, rows, head_dim) = queries.dims3()?;
-    let (kv_heads, positions, _) = keys.dims3()?;
-    let group_rows = heads / kv_heads * rows;
-    let queries = queries.reshape((kv_heads, group_rows, head_dim))?;
-    let mut scores = queries
-        .matmul(&keys.t()?)?
-        .reshape((heads, rows, positions))?;
-    if let Some(softcap) = softcap.map(f64::from) {
-        scores = ((scores / softcap)?.tanh()? * softcap)?;
-    }
-    if let Some(mask) = mask {
-        scores = scores.broadcast_add(mask)?;
-    }
-    ops::softmax_last_dim(&scores)?
-        .reshape((kv_heads, group_rows, positions))?
-        .matmul(values)?
-        .reshape((heads, rows, head_dim))?
-        .transpose(0, 1)?
-        .reshape((rows, heads * head_dim))
 }
 
 fn rotate(heads: &Tensor, turns: &Turns, pairing: RopePairing) -> Result<Tensor> {

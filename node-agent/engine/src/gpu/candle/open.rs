@@ -6,6 +6,7 @@ use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
 use candle_core::{DType, Device, Tensor};
 use prima_gguf::GgmlType;
 
+use super::products::Weights;
 use crate::error::EngineError;
 use crate::gpu::backend::error;
 use crate::kernels::Matrix;
@@ -49,17 +50,23 @@ impl CandleGpu {
         Tensor::from_slice(numbers, numbers.len(), &self.device)
     }
 
-    /// Copies a matrix to the device.
-    pub fn matrix(&self, matrix: Matrix<'_>) -> candle_core::Result<QMatMul> {
+    /// Copies a matrix to the device, where it stays in the format of the file.
+    pub fn matrix(&self, matrix: Matrix<'_>) -> candle_core::Result<Weights> {
         let shape = (matrix.rows(), matrix.cols());
         let float = |dtype| {
+            let stored = match dtype {
+                // candle's CPU has no products of it; its GPUs have.
+                DType::BF16 => self.device.bf16_default_to_f32(),
+                other => other,
+            };
             Tensor::from_raw_buffer(matrix.bytes(), dtype, &[shape.0, shape.1], &self.device)?
-                .to_dtype(DType::F32)
-                .map(QMatMul::Tensor)
+                .to_dtype(stored)?
+                .t()
+                .map(Weights::Float)
         };
         let quantized = |dtype| {
             let storage = QStorage::from_data(Cow::Borrowed(matrix.bytes()), &self.device, dtype)?;
-            QMatMul::from_qtensor(QTensor::new(storage, shape)?)
+            QMatMul::from_qtensor(QTensor::new(storage, shape)?).map(Weights::Quantized)
         };
         match matrix.ggml_type() {
             GgmlType::F32 => float(DType::F32),

@@ -52,7 +52,7 @@ impl VulkanHead {
         let weights = device.buffer(layout.end())?;
         device.upload(weights.slice(norm_place.clone()), norm)?;
         device.upload(weights.slice(matrix_place.clone()), matrix.bytes())?;
-        device.make_ready(&[format], &[])?;
+        device.make_ready(&[format], &[], false)?;
         Ok(VulkanHead {
             gpu: gpu.clone(),
             weights,

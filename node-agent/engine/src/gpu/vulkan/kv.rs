@@ -5,7 +5,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use prima_vulkan::{Buffer, Device, KV_POSITIONS, VulkanError};
+use prima_model::Attention;
+use prima_vulkan::{Buffer, Device, KV_POSITIONS, KvShape, VulkanError};
 
 use crate::kernels::BLOCK_POSITIONS;
 use crate::kv_cache::DeviceKv;
@@ -16,6 +17,15 @@ const _: () = assert!(KV_POSITIONS == BLOCK_POSITIONS);
 
 /// Blocks that are first allocated.
 const FIRST_BLOCKS: usize = 16;
+
+/// What a position leaves behind in a layer.
+pub(super) fn device_shape(attention: &Attention) -> KvShape {
+    KvShape {
+        kv_heads: attention.kv_heads,
+        head_dim: attention.head_dim,
+        values_in_keys: attention.values_in_keys(),
+    }
+}
 
 /// The blocks of a layer.
 pub(super) struct BlockPool {
@@ -174,12 +184,16 @@ impl DeviceBlocks {
         self.blocks[unshared.place] = unshared.to;
     }
 
-    /// Takes blocks for `rows` more positions after the first `len`. Those of positions before `kept_from` are given back.
-    pub fn extend(&mut self, len: usize, rows: usize, kept_from: usize, memory: &KvMemory) {
+    /// Gives back the blocks of positions before `kept_from`.
+    pub fn give_back(&mut self, kept_from: usize) {
         let gone = (kept_from / KV_POSITIONS).saturating_sub(self.first);
         let gone = gone.min(self.blocks.len());
         self.blocks.drain(..gone);
         self.first += gone;
+    }
+
+    /// Takes blocks for `rows` more positions after the first `len`.
+    pub fn extend(&mut self, len: usize, rows: usize, memory: &KvMemory) {
         while self.first + self.blocks.len() < (len + rows).div_ceil(KV_POSITIONS) {
             match self.pool.take(memory) {
                 Some(block) => self.blocks.push(block),

@@ -5,9 +5,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use prima_vulkan::{Buffer, KV_POSITIONS, VulkanError, kv_block_bytes};
+use prima_vulkan::{Buffer, KV_POSITIONS, VulkanError};
 
-use super::kv::{BlockPool, DeviceBlocks, Unshared};
+use super::kv::{BlockPool, DeviceBlocks, Unshared, device_shape};
 use super::open::VulkanGpu;
 use super::placed::PlacedLayer;
 use super::resident::Resident;
@@ -16,6 +16,7 @@ use super::window::Window;
 use super::workspace::Workspace;
 use crate::batch::Sequence;
 use crate::cpu::Compute;
+use crate::device::KvPositions;
 use crate::error::EngineError;
 use crate::executor::Executor;
 use crate::gpu::backend::error;
@@ -42,8 +43,8 @@ struct DeviceLayer {
 }
 
 impl VulkanLayers {
-    /// Copies the layers `layers` of `model` to the GPU. The first has the place `first_place` in its window. Memory for `kv_positions`
-    /// positions is set aside in each that keeps all of them; those with windows keep few, and take memory as they need it.
+    /// Copies the layers `layers` of `model` to the GPU. The first has the place `first_place` in its window. Memory for `kv_positions` is set
+    /// aside.
     ///
     /// # Errors
     /// [`EngineError::TensorValue`] when a layer is not in the bytes of a sparse file, [`EngineError::Gpu`]: no memory, or no kernels for
@@ -53,21 +54,18 @@ impl VulkanLayers {
         model: &Model,
         layers: Range<usize>,
         first_place: usize,
-        kv_positions: usize,
+        kv_positions: KvPositions,
     ) -> Result<VulkanLayers, EngineError> {
         let spec = model.spec();
         let mut ropes = Ropes::default();
         let layers = layers.map(|index| {
             let layer = Layer::load(model, index, &mut ropes)?;
-            let direct = parts::computed(GpuApi::Vulkan, index, &layer)?;
+            parts::check(GpuApi::Vulkan, index, &layer)?;
             let attention = &layer.spec.attention;
-            let block_bytes = kv_block_bytes(attention.kv_heads, attention.head_dim);
-            let pool = BlockPool::new(block_bytes);
-            let blocks = match attention.window {
-                None => kv_positions.div_ceil(KV_POSITIONS),
-                Some(_) => 0,
-            };
-            let placed = PlacedLayer::new(&gpu.device, &layer, direct);
+            let pool = BlockPool::new(device_shape(attention).block_bytes());
+            let positions = kv_positions.of(attention.window);
+            let blocks = positions.div_ceil(KV_POSITIONS);
+            let placed = PlacedLayer::new(&gpu.device, &layer);
             let loaded = placed.and_then(|placed| {
                 let resident = Resident::load(&gpu.device, &placed)?;
                 pool.reserve(&gpu.device, blocks)?;
@@ -104,11 +102,10 @@ impl VulkanLayers {
         for (layer, place) in self.layers.iter().zip(self.first_place..) {
             for chunk in chunks {
                 let kv = &mut sequences[chunk.sequence].layers[place];
-                let (len, kept_from) = (kv.len(), kv.kept_from(kv.len()));
-                let memory = kv.memory().clone();
+                let (len, memory) = (kv.len(), kv.memory().clone());
                 kv.grow(chunk.rows);
                 let own = kv.on_device(|| DeviceBlocks::new(&layer.pool));
-                own.extend(len, chunk.rows, kept_from, &memory);
+                own.extend(len, chunk.rows, &memory);
                 listed.push(Listed {
                     blocks_at: blocks.len(),
                     first_block: own.first(),
@@ -136,7 +133,8 @@ impl VulkanLayers {
         Ok(begun.finish(&rows, activation)?)
     }
 
-    /// Makes room for the keys and values of new rows. If that fails, every cache is as it was before.
+    /// Makes room for the keys and values of new rows, after all sequences have given back what their windows have passed. If there is none, every
+    /// cache still has what the new rows would see.
     fn make_room(
         &self,
         chunks: &[Chunk],
@@ -149,8 +147,9 @@ impl VulkanLayers {
             let mut missing = 0;
             for chunk in chunks {
                 let kv = &mut sequences[chunk.sequence].layers[in_window];
-                let len = kv.len();
+                let (len, kept_from) = (kv.len(), kv.kept_from(kv.len()));
                 let own = kv.on_device(|| DeviceBlocks::new(&layer.pool));
+                own.give_back(kept_from);
                 missing += own.missing(len, chunk.rows);
             }
             layer.pool.reserve(device, missing)?;

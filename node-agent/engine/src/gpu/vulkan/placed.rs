@@ -5,13 +5,12 @@ use std::ops::Range;
 
 use prima_gguf::GgmlType;
 use prima_model::{ActivationFunction, LayerSpec};
-use prima_vulkan::{
-    self as vulkan, Buffer, Device, MOST_HEAD_DIM, Matrix, Pass, Slice, VulkanError, has_kernels,
-};
+use prima_vulkan::{self as vulkan, Buffer, Device, Matrix, Pass, Slice, VulkanError, has_kernels};
 
+use super::kv::device_shape;
 use super::step::StepError;
 use super::workspace::Layout;
-use crate::layer::{self, Direct, Layer};
+use crate::layer::{self, Layer};
 use crate::mapped_weights::MappedTensor;
 
 pub(super) struct PlacedLayer {
@@ -19,11 +18,8 @@ pub(super) struct PlacedLayer {
     /// The place of its rotation among the angles of a pass.
     pub rope: Option<usize>,
     pub attention_norm: Option<Vector>,
-    pub query: Projection,
-    pub key: Projection,
-    pub value: Projection,
+    pub projections: Projections,
     pub output: Projection,
-    head_norms: Option<[Vector; 2]>,
     pub sinks: Option<Vector>,
     pub attention_post_norm: Option<Vector>,
     pub feed_forward_norm: Option<Vector>,
@@ -56,6 +52,38 @@ pub(super) trait Matrices<'a> {
         pass: &mut Pass<'a>,
         experts: &'a Experts,
     ) -> Result<[Matrix<'a>; 3], StepError>;
+}
+
+/// What makes queries, keys and values.
+pub(super) enum Projections {
+    Direct(Direct),
+    Latent(Latent),
+}
+
+pub(super) struct Direct {
+    pub query: Projection,
+    pub key: Projection,
+    pub value: Projection,
+    head_norms: Option<[Vector; 2]>,
+}
+
+/// The parts of [`prima_model::Latent`].
+pub(super) struct Latent {
+    pub rank: usize,
+    pub unrotated: usize,
+    pub value_dim: usize,
+    pub query_latent: Option<QueryLatent>,
+    pub query: Projection,
+    pub row: Projection,
+    pub norm: Vector,
+    /// These have the rows of all heads.
+    pub into_latents: Projection,
+    pub out_of_latents: Projection,
+}
+
+pub(super) struct QueryLatent {
+    pub down: Projection,
+    pub norm: Vector,
 }
 
 /// What all rows go through.
@@ -98,19 +126,34 @@ struct Placing<'a> {
     tensors: Vec<MappedTensor>,
 }
 
-impl PlacedLayer {
-    /// The norms of queries and keys, where each head has its own.
-    pub fn norms_of_heads(&self) -> Option<[&Vector; 2]> {
+impl Direct {
+    /// The norms of queries and keys, where each head of `head_dim` numbers has its own.
+    pub fn norms_of_heads(&self, head_dim: usize) -> Option<[&Vector; 2]> {
         let [query, key] = self.head_norms.as_ref()?;
-        let head_dim = self.spec.attention.head_dim;
         (query.len == head_dim && key.len == head_dim).then_some([query, key])
     }
 
     /// The same, where all heads of a row have one together.
-    pub fn norms_of_rows(&self) -> Option<[&Vector; 2]> {
-        match self.norms_of_heads() {
+    pub fn norms_of_rows(&self, head_dim: usize) -> Option<[&Vector; 2]> {
+        match self.norms_of_heads(head_dim) {
             Some(_) => None,
             None => self.head_norms.as_ref().map(|norms| norms.each_ref()),
+        }
+    }
+}
+
+impl PlacedLayer {
+    pub fn direct(&self) -> Option<&Direct> {
+        match &self.projections {
+            Projections::Direct(direct) => Some(direct),
+            Projections::Latent(_) => None,
+        }
+    }
+
+    pub fn latent(&self) -> Option<&Latent> {
+        match &self.projections {
+            Projections::Direct(_) => None,
+            Projections::Latent(latent) => Some(latent),
         }
     }
 
@@ -118,11 +161,7 @@ impl PlacedLayer {
     ///
     /// # Errors
     /// [`VulkanError::NoKernel`] names what the GPU does not compute; [`VulkanError::OutOfMemory`].
-    pub fn new(
-        device: &Device,
-        layer: &Layer,
-        attention: &Direct,
-    ) -> Result<PlacedLayer, VulkanError> {
+    pub fn new(device: &Device, layer: &Layer) -> Result<PlacedLayer, VulkanError> {
         check(device, &layer.spec)?;
         let mut placing = Placing {
             layout: Layout::new(device),
@@ -130,13 +169,11 @@ impl PlacedLayer {
             tensors: Vec::new(),
         };
         let attention_norm = placing.optional(&layer.attention_norm);
-        let query = placing.projection(&attention.query);
-        let key = placing.projection(&attention.key);
-        let value = placing.projection(&attention.value);
+        let projections = match &layer.projections {
+            layer::Projections::Direct(direct) => Projections::Direct(placing.direct(direct)),
+            layer::Projections::Latent(latent) => Projections::Latent(placing.latent(latent)),
+        };
         let output = placing.projection(&layer.output);
-        let norms = attention.head_norms.as_ref();
-        let head_norms =
-            norms.map(|norms| [&norms.query, &norms.key].map(|norm| placing.vector(norm)));
         let sinks = placing.optional(&layer.sinks);
         let attention_post_norm = placing.optional(&layer.attention_post_norm);
         let feed_forward_norm = placing.optional(&layer.feed_forward_norm);
@@ -162,11 +199,8 @@ impl PlacedLayer {
             spec: layer.spec.clone(),
             rope: layer.rope,
             attention_norm,
-            query,
-            key,
-            value,
+            projections,
             output,
-            head_norms,
             sinks,
             attention_post_norm,
             feed_forward_norm,
@@ -202,6 +236,12 @@ impl PlacedLayer {
     }
 }
 
+impl Latent {
+    pub fn of_heads(&self) -> [&Projection; 2] {
+        [&self.into_latents, &self.out_of_latents]
+    }
+}
+
 impl Experts {
     pub fn of_experts(&self) -> [&Projection; 3] {
         [&self.gate, &self.up, &self.down]
@@ -234,6 +274,34 @@ impl<'a> Placing<'a> {
         numbers.as_ref().map(|numbers| self.vector(numbers))
     }
 
+    fn direct(&mut self, direct: &'a layer::Direct) -> Direct {
+        let norms = direct.head_norms.as_ref();
+        Direct {
+            query: self.projection(&direct.query),
+            key: self.projection(&direct.key),
+            value: self.projection(&direct.value),
+            head_norms: norms.map(|norms| [&norms.query, &norms.key].map(|norm| self.vector(norm))),
+        }
+    }
+
+    fn latent(&mut self, latent: &'a layer::Latent) -> Latent {
+        let query_latent = latent.query_latent.as_ref();
+        Latent {
+            rank: latent.rank,
+            unrotated: latent.unrotated,
+            value_dim: latent.value_dim,
+            query_latent: query_latent.map(|query| QueryLatent {
+                down: self.matrix(&query.down),
+                norm: self.vector(&query.norm),
+            }),
+            query: self.matrix(&latent.query),
+            row: self.matrix(&latent.row),
+            norm: self.vector(&latent.norm),
+            into_latents: self.matrix(&latent.into_latents),
+            out_of_latents: self.matrix(&latent.out_of_latents),
+        }
+    }
+
     fn projection(&mut self, projection: &'a layer::Projection) -> Projection {
         Projection {
             bias: self.optional(&projection.bias),
@@ -258,20 +326,25 @@ impl<'a> Placing<'a> {
 /// That there are kernels for the sizes and formats of a layer.
 fn check(device: &Device, layer: &LayerSpec) -> Result<(), VulkanError> {
     let refused = |what| Err(VulkanError::NoKernel { what });
-    let head_dim = layer.attention.head_dim;
-    if !head_dim.is_multiple_of(2) || head_dim > MOST_HEAD_DIM {
-        return refused(format!(
-            "heads of {head_dim} numbers (even, and at most {MOST_HEAD_DIM})"
-        ));
-    }
+    let attention = &layer.attention;
+    device_shape(attention).check()?;
     let mut matrices = layer.matrices().chain(layer.expert_matrices());
     if let Some(matrix) = matrices.find(|matrix| !has_kernels(matrix.format)) {
         return refused(format!("weights of format {}", matrix.format));
     }
+    if let prima_model::Projections::Latent(latent) = &attention.projections {
+        let query = latent.unrotated + attention.head_dim - latent.rank;
+        let [into, out_of] = [&latent.into_latents, &latent.out_of_latents].map(|one| one.format);
+        let matrices = [
+            (into, latent.rank, latent.unrotated),
+            (out_of, latent.value_dim, latent.rank),
+        ];
+        device.check_latents(query, attention.heads, matrices)?;
+    }
     match &layer.feed_forward.experts {
         None => Ok(()),
         Some(experts) => {
-            let hidden = layer.attention.output.weight.rows;
+            let hidden = attention.output.weight.rows;
             let [gate, up, down] = experts.matrices().map(|matrix| matrix.format);
             let width = experts.width;
             let matrices = [

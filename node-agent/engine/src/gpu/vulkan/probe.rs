@@ -3,8 +3,8 @@
 
 use prima_gguf::GgmlType;
 use prima_vulkan::{
-    Buffer, Device, Heads, KV_POSITIONS, Matrix, Product, Rows, SequenceRows, VulkanError,
-    has_kernels, input_bytes, kv_block_bytes,
+    Buffer, Device, Heads, KV_POSITIONS, KvShape, Matrix, Product, Rows, SequenceRows, VulkanError,
+    has_kernels, input_bytes,
 };
 
 use super::workspace::{Layout, Workspace, slice};
@@ -154,13 +154,17 @@ pub(super) fn append(
 ) -> Result<(), VulkanError> {
     const HEAD_DIM: usize = 128;
     assert!(to.width >= HEAD_DIM, "rows of {}", to.width);
-    let kv_heads = to.width / HEAD_DIM;
+    let kv = KvShape {
+        kv_heads: to.width / HEAD_DIM,
+        head_dim: HEAD_DIM,
+        values_in_keys: None,
+    };
     let positions = rows.rows.min(to.rows) / KV_POSITIONS * KV_POSITIONS;
     let listed: Vec<u32> = (0..(positions / KV_POSITIONS) as u32).collect();
     let mut layout = Layout::new(device);
     let blocks = layout.numbers(listed.len());
     let blocks = slice(workspace.with_room(device, &layout)?, &blocks);
-    let bytes = listed.len() as u64 * kv_block_bytes(kv_heads, HEAD_DIM);
+    let bytes = listed.len() as u64 * kv.block_bytes();
     let mut pass = device.pass()?;
     pass.write(blocks, &listed)?;
     pass.barrier();
@@ -169,8 +173,7 @@ pub(super) fn append(
         blocks_at: 0,
         first_block: 0,
         cache: to.buffer.whole().first(bytes),
-        kv_heads,
-        head_dim: HEAD_DIM,
+        kv,
         rows: positions,
         first_row: 0,
         first_position: 0,

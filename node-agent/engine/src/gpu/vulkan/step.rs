@@ -9,7 +9,9 @@ use prima_vulkan::{
 };
 
 use super::expert_step::ExpertPlaces;
-use super::placed::{Matrices, Mlp, PlacedLayer, Projection, Vector};
+use super::kv::device_shape;
+use super::latent_step::LatentPlaces;
+use super::placed::{Direct, Matrices, Mlp, PlacedLayer, Projection, Projections, Vector};
 use super::workspace::{Layout, slice};
 use crate::error::EngineError;
 use crate::gpu::backend::error;
@@ -85,13 +87,14 @@ pub(super) fn part_bytes(layer: &PlacedLayer, chunks: &[Chunk], chunk: &Chunk) -
     let attention = &layer.spec.attention;
     let pass_rows = chunks.iter().map(|chunk| chunk.rows).sum();
     let pass = (pass_rows, groups(layer, chunks));
-    attention_part_bytes(chunk.rows, attention.heads, attention.head_dim, pass)
+    attention_part_bytes(chunk.rows, attention.heads, device_shape(attention), pass)
 }
 
 /// Groups that attend in a layer, for all chunks.
 fn groups(layer: &PlacedLayer, chunks: &[Chunk]) -> usize {
     let attention = &layer.spec.attention;
-    let of = |chunk: &Chunk| attention_groups(chunk.rows, attention.heads, attention.kv_heads);
+    let kv = device_shape(attention);
+    let of = |chunk: &Chunk| attention_groups(chunk.rows, attention.heads, kv);
     chunks.iter().map(of).sum()
 }
 
@@ -116,17 +119,18 @@ pub(super) struct Places {
     /// Of each rotation.
     pub angles: Vec<Range<u64>>,
     pub experts: ExpertPlaces,
+    pub latents: LatentPlaces,
 }
 
 impl Places {
-    /// For so many rows and listed blocks, the angles of those rows, the bytes of [`part_bytes`] of each chunk, and experts.
+    /// For so many rows and listed blocks, the angles of those rows, the bytes of [`part_bytes`] of each chunk, experts and latents.
     pub fn new(
         layout: &mut Layout,
         (rows, widths): (usize, &Widths),
         blocks: usize,
         angles: &[RopeAngles],
         parts: impl Iterator<Item = u64>,
-        experts: ExpertPlaces,
+        (experts, latents): (ExpertPlaces, LatentPlaces),
     ) -> Places {
         let Widths {
             hidden,
@@ -156,6 +160,7 @@ impl Places {
                 .map(|angles| layout.numbers(angles.turns().len()))
                 .collect(),
             experts,
+            latents,
         }
     }
 }
@@ -167,15 +172,12 @@ impl<'a> Step<'a> {
         pass: &mut Pass<'a>,
         matrices: &mut dyn Matrices<'a>,
     ) -> Result<(), StepError> {
-        let (layer, places) = (self.layer, self.places);
+        let layer = self.layer;
         let x = self.normed(pass, layer.attention_norm.as_ref())?;
-        let [queries, keys, values] =
-            [&places.queries, &places.keys, &places.values].map(|place| self.slice(place));
-        self.project(pass, matrices, &layer.query, x, queries, None)?;
-        self.project(pass, matrices, &layer.key, x, keys, None)?;
-        self.project(pass, matrices, &layer.value, x, values, None)?;
-        pass.barrier();
-        let attended = self.attend(pass, queries, (keys, values))?;
+        let attended = match &layer.projections {
+            Projections::Direct(direct) => self.attend(pass, matrices, direct, x)?,
+            Projections::Latent(latent) => self.attend_to_latents(pass, matrices, latent, x)?,
+        };
         pass.barrier();
         let post_norm = layer.attention_post_norm.as_ref();
         self.add(pass, matrices, &layer.output, attended, post_norm)
@@ -236,7 +238,7 @@ impl<'a> Step<'a> {
         let x = self.pass_rows(self.slice(&self.places.x));
         let room = self.slice(&self.places.bytes);
         let input = match weight {
-            None => pass.input(x, self.layer.query.cols, room)?,
+            None => pass.input(x, self.layer.output.rows, room)?,
             Some(weight) => {
                 let normed = self.slice(&self.places.normed);
                 pass.norm_input(self.norm(weight, x, normed, None), room)?
@@ -305,55 +307,80 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    /// Appends the new keys and values, then attends to them and to all before. What is attended is ready to be multiplied.
+    /// Projects x, appends the new keys and values, then attends to them and to all before. What is attended is ready to be multiplied.
     fn attend(
         &self,
         pass: &mut Pass<'a>,
-        mut queries: Slice<'a>,
-        (mut keys, values): (Slice<'a>, Slice<'a>),
-    ) -> Result<Input<'a>, VulkanError> {
-        let attention = &self.layer.spec.attention;
-        if let Some([query, key]) = self.layer.norms_of_rows() {
-            queries = self.row_norm(pass, query, queries, &self.places.normed_queries)?;
-            keys = self.row_norm(pass, key, keys, &self.places.normed_keys)?;
+        matrices: &mut dyn Matrices<'a>,
+        direct: &'a Direct,
+        x: Input<'a>,
+    ) -> Result<Input<'a>, StepError> {
+        let (attention, places) = (&self.layer.spec.attention, self.places);
+        let [mut queries, mut keys, values] =
+            [&places.queries, &places.keys, &places.values].map(|place| self.slice(place));
+        self.project(pass, matrices, &direct.query, x, queries, None)?;
+        self.project(pass, matrices, &direct.key, x, keys, None)?;
+        self.project(pass, matrices, &direct.value, x, values, None)?;
+        pass.barrier();
+        if let Some([query, key]) = direct.norms_of_rows(attention.head_dim) {
+            queries = self.row_norm(pass, query, queries, &places.normed_queries)?;
+            keys = self.row_norm(pass, key, keys, &places.normed_keys)?;
             pass.barrier();
         }
-        let norms = self.layer.norms_of_heads();
+        let norms = direct.norms_of_heads(attention.head_dim);
         let norms = norms.map(|norms| norms.map(|norm| self.layer.vector(norm)));
         let norms = norms.map(|[query, key]| HeadNorms {
             query,
             key,
             epsilon: self.norm_epsilon,
         });
-        let rotation = self.layer.rope.zip(attention.rope.as_ref());
-        let rotation = rotation.map(|(place, rope)| Rotation {
-            angles: self.slice(&self.places.angles[place]),
-            pairs: self.angles[place].pairs(),
-            neighbours: rope.pairing == RopePairing::Interleaved,
-        });
-        let sequences = self.sequences();
-        for sequence in &sequences {
+        for sequence in self.sequences() {
             pass.prepare_heads(Heads {
-                sequence: *sequence,
+                sequence,
                 heads: attention.heads,
                 queries,
                 keys,
                 values,
                 norms,
-                rotation,
+                rotation: self.rotation(),
             })?;
         }
         pass.barrier();
-        let out = self.pass_rows(self.slice(&self.places.attended));
+        let out = self.pass_rows(self.slice(&places.attended));
+        let attentions = self.attend_each(pass, queries, None, out)?;
+        let room = self.slice(&places.bytes);
+        Ok(pass.attended(&attentions, out, self.layer.output.cols, room)?)
+    }
+
+    /// How queries and keys are turned.
+    pub fn rotation(&self) -> Option<Rotation<'a>> {
+        let rope = self.layer.spec.attention.rope.as_ref();
+        let rotation = self.layer.rope.zip(rope);
+        rotation.map(|(place, rope)| Rotation {
+            angles: self.slice(&self.places.angles[place]),
+            pairs: self.angles[place].pairs(),
+            neighbours: rope.pairing == RopePairing::Interleaved,
+        })
+    }
+
+    /// Each chunk attends, with a barrier behind all. What is rotated of queries to latents lies apart. Gives how they attend.
+    pub fn attend_each(
+        &self,
+        pass: &mut Pass<'a>,
+        queries: Slice<'a>,
+        rotated: Option<Slice<'a>>,
+        out: Rows<'a>,
+    ) -> Result<Vec<Attention<'a>>, VulkanError> {
+        let attention = &self.layer.spec.attention;
         let groups = groups(self.layer, self.chunks);
         let sinks = self.layer.sinks.as_ref();
-        let attentions: Vec<Attention<'a>> = sequences
-            .into_iter()
-            .zip(&self.places.parts)
+        let attentions = self.sequences().into_iter().zip(&self.places.parts);
+        let attentions: Vec<Attention<'a>> = attentions
             .map(|(sequence, parts)| Attention {
                 sequence,
                 heads: attention.heads,
                 queries,
+                rotated,
                 out,
                 parts: self.slice(parts),
                 groups,
@@ -370,8 +397,7 @@ impl<'a> Step<'a> {
             pass.attend(*attention)?;
         }
         pass.barrier();
-        let room = self.slice(&self.places.bytes);
-        pass.attended(&attentions, out, self.layer.output.cols, room)
+        Ok(attentions)
     }
 
     /// The norm of all heads of a row together.
@@ -388,8 +414,8 @@ impl<'a> Step<'a> {
     }
 
     /// Of each chunk.
-    fn sequences(&self) -> Vec<SequenceRows<'a>> {
-        let attention = &self.layer.spec.attention;
+    pub fn sequences(&self) -> Vec<SequenceRows<'a>> {
+        let kv = device_shape(&self.layer.spec.attention);
         let mut first_row = 0;
         let chunks = self.chunks.iter().zip(self.listed);
         let sequences = chunks.map(|(chunk, listed)| {
@@ -398,8 +424,7 @@ impl<'a> Step<'a> {
                 blocks_at: listed.blocks_at,
                 first_block: listed.first_block,
                 cache: self.cache,
-                kv_heads: attention.kv_heads,
-                head_dim: attention.head_dim,
+                kv,
                 rows: chunk.rows,
                 first_row,
                 first_position: chunk.first_position,

@@ -10,9 +10,10 @@ use std::ops::Range;
 use half::f16;
 use prima_vulkan::{
     Buffer, Device, KV_POSITIONS, Matrix, Pass, Slice, Uploading, Uploads, VulkanError,
-    kv_block_bytes, pack_position, unpack_position,
+    pack_position, unpack_position,
 };
 
+use super::kv::device_shape;
 use super::open::VulkanGpu;
 use super::placed::{Experts, Matrices, PlacedLayer, Projection};
 use super::step::{Chunk, Listed, StepError};
@@ -25,7 +26,7 @@ use crate::executor::{Executor, ManyRowsExecutor};
 use crate::gpu::backend::error;
 use crate::gpu::facts::GpuApi;
 use crate::gpu::parts;
-use crate::kernels::{self, KvBlock};
+use crate::kernels::{self, KvBlock, KvShape};
 use crate::kv_cache::LayerKv;
 use crate::layer::{self, Layer, kv_shape};
 use crate::model::Model;
@@ -101,9 +102,9 @@ impl StreamedLayers {
         let mut ropes = Ropes::default();
         let layers = layers.map(|index| {
             let layer = Layer::load(model, index, &mut ropes)?;
-            let direct = parts::computed(GpuApi::Vulkan, index, &layer)?;
+            parts::check(GpuApi::Vulkan, index, &layer)?;
             Ok(StreamedLayer {
-                placed: PlacedLayer::new(device, &layer, direct).map_err(refused)?,
+                placed: PlacedLayer::new(device, &layer).map_err(refused)?,
                 experts: layer.experts,
             })
         });
@@ -127,7 +128,7 @@ impl StreamedLayers {
         let placed = layers.iter().map(|layer| &layer.placed);
         Ok(StreamedLayers {
             window: Window::new(gpu, model.spec(), placed, ropes)?,
-            block_bytes: kv_block_bytes(attention.kv_heads, attention.head_dim),
+            block_bytes: device_shape(attention).block_bytes(),
             weight_bytes: layers.iter().map(StreamedLayer::bytes).sum(),
             residency: residency.clone(),
             gpu: gpu.clone(),
@@ -502,6 +503,7 @@ impl<'a> Part<'a> {
             return Ok(());
         };
         let pool = copies.compute.pool();
+        let shape = self.kv_shape();
         let words = self.block_bytes as usize / 4;
         let mut packed = Vec::new();
         for (chunk, own) in chunks.iter().zip(self.blocks) {
@@ -513,7 +515,9 @@ impl<'a> Part<'a> {
             let seen = held.blocks().split_off(own.first - held.first());
             for (blocks, group) in seen.chunks(PACKED).zip(0..) {
                 packed.resize(blocks.len() * words, 0);
-                pool.fill(&mut packed, words, |block, out| pack(blocks[block], out));
+                pool.fill(&mut packed, words, |block, out| {
+                    pack(blocks[block], shape, out);
+                });
                 let first = (own.at + group * PACKED) as u64 * self.block_bytes;
                 let to = to.slice(first..first + blocks.len() as u64 * self.block_bytes);
                 copies.uploading.write_all(to, &packed)?;
@@ -554,15 +558,18 @@ impl<'a> Part<'a> {
         Ok(())
     }
 
+    fn kv_shape(&self) -> KvShape {
+        kv_shape(&self.layer.placed.spec.attention)
+    }
+
     /// Keeps the new keys and values of a layer that has run.
     fn take_back(&self, place: usize, chunks: &[Chunk], sequences: &mut [Sequence<'_>]) {
         let Some(back) = &self.kv.back else {
             return;
         };
-        let shape = kv_shape(&self.layer.placed.spec.attention);
+        let shape = self.kv_shape();
         let mut words = vec![0_u32; self.block_bytes as usize / 4];
-        let zeros = || vec![f16::ZERO; shape.row_len()];
-        let mut halves = [zeros(), zeros()];
+        let mut halves = position_of(shape);
         for (chunk, own) in chunks.iter().zip(self.blocks) {
             let first_block = own.first + own.first_written(chunk);
             let positions = chunk.first_position..chunk.first_position + chunk.rows;
@@ -585,10 +592,14 @@ impl<'a> Part<'a> {
     }
 }
 
+/// Room for keys and values of a position.
+fn position_of(shape: KvShape) -> [Vec<f16>; 2] {
+    [shape.row_len(), shape.value_row_len()].map(|len| vec![f16::ZERO; len])
+}
+
 /// A block in the GPU's layout.
-fn pack(block: &KvBlock, words: &mut [u32]) {
-    let row = words.len() / KV_POSITIONS;
-    let (mut keys, mut values) = (vec![f16::ZERO; row], vec![f16::ZERO; row]);
+fn pack(block: &KvBlock, shape: KvShape, words: &mut [u32]) {
+    let [mut keys, mut values] = position_of(shape);
     for position in 0..KV_POSITIONS {
         block.load(position, &mut keys, &mut values);
         pack_position(words, position, &keys, &values);

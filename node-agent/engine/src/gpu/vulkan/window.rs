@@ -7,6 +7,7 @@ use prima_model::{LayerSpec, ModelSpec, TensorRows};
 use prima_vulkan::{Buffer, Pass, VulkanError};
 
 use super::expert_step::{self, ExpertPlaces};
+use super::latent_step::{self, LatentPlaces};
 use super::open::VulkanGpu;
 use super::placed::{Matrices, PlacedLayer};
 use super::step::{self, Chunk, Listed, Places, Step, StepError, Widths};
@@ -59,21 +60,30 @@ impl Window {
     ) -> Result<Window, EngineError> {
         let specs = || layers.clone().map(|layer| &layer.spec);
         let formats = formats(specs().flat_map(LayerSpec::matrices));
-        let of_experts = self::formats(specs().flat_map(LayerSpec::expert_matrices));
-        let ready = gpu.device.make_ready(&formats, &of_experts);
+        let mut of_parts = self::formats(specs().flat_map(LayerSpec::expert_matrices));
+        let latents = || layers.clone().filter_map(PlacedLayer::latent);
+        of_parts.extend(latents().flat_map(|latent| latent.of_heads().map(|one| one.format)));
+        let with_latents = latents().next().is_some();
+        let ready = gpu.device.make_ready(&formats, &of_parts, with_latents);
         ready.map_err(|source| error("compile the kernels of its layers", source))?;
         let widest =
             |width: fn(&PlacedLayer) -> usize| layers.clone().map(width).max().unwrap_or(0);
+        let has_row_norms = |layer: &PlacedLayer| {
+            let head_dim = layer.spec.attention.head_dim;
+            let direct = layer.direct();
+            direct.is_some_and(|direct| direct.norms_of_rows(head_dim).is_some())
+        };
         let widths = Widths {
             hidden: spec.hidden,
-            queries: widest(|layer| layer.query.rows),
-            keys: widest(|layer| layer.key.rows),
+            queries: widest(|layer| layer.direct().map_or(0, |direct| direct.query.rows)),
+            keys: widest(|layer| layer.direct().map_or(0, |direct| direct.key.rows)),
             inner: widest(|layer| layer.dense.as_ref().map_or(0, |mlp| mlp.gate.rows)),
-            row_norms: layers.clone().any(|layer| layer.norms_of_rows().is_some()),
+            row_norms: layers.clone().any(has_row_norms),
         };
         // Of which the widest part is not larger than what kernels may see at once.
         let dense = spec.hidden.max(widths.queries).max(widths.inner);
-        let bytes = 4 * dense.max(widest(expert_step::widest_row)) as u64;
+        let of_parts = widest(expert_step::widest_row).max(widest(latent_step::widest_row));
+        let bytes = 4 * dense.max(of_parts) as u64;
         let most_rows = (gpu.device.most_bound_bytes() / bytes).min(MOST_ROWS as u64) as usize;
         if most_rows == 0 {
             let what = "numbers of a row at once: there are too many".to_owned();
@@ -136,8 +146,10 @@ impl Window {
             bytes.max().unwrap_or(0)
         });
         let experts = ExpertPlaces::new(&mut layout, count, layers.clone())?;
+        let latents = LatentPlaces::new(&mut layout, count, layers.clone());
+        let of_parts = (experts, latents);
         let sizes = (count, &self.widths);
-        let places = Places::new(&mut layout, sizes, blocks.len(), &angles, parts, experts);
+        let places = Places::new(&mut layout, sizes, blocks.len(), &angles, parts, of_parts);
         Ok(Rows {
             chunks,
             blocks,
@@ -164,6 +176,8 @@ impl Window {
         let mut pass = gpu.device.pass()?;
         pass.write(slice(buffer, &places.x), activation)?;
         pass.write(slice(buffer, &places.blocks), rows.blocks)?;
+        let tiles = places.latents.tiles();
+        pass.write(slice(buffer, &places.latents.listed), &tiles)?;
         for (place, angles) in places.angles.iter().zip(&rows.angles) {
             pass.write(slice(buffer, place), angles.turns())?;
         }

@@ -16,6 +16,59 @@ fn requests_that_fill_the_context_together_are_all_answered() {
     assert_eq!(world.finished.len(), 16);
 }
 
+/// Two windows, a chunk and a block are seven blocks, and so are a prompt of 300 and an answer of 100.
+#[test]
+fn as_many_run_as_windows_have_room_for() {
+    for together in [4, 16] {
+        let mut world = World::new(Shape {
+            context: 8192,
+            at_once: 16,
+            window: Some(128),
+            windowed_sequences: together as i32,
+            ..SMALL
+        });
+        for id in 1..=16 {
+            world.submit(id, &tokens(id, 300), 1, 100, 0);
+        }
+        assert_eq!(world.scheduler.running.len(), together);
+        world.run();
+        world.is_quiet();
+        assert_eq!(world.finished.len(), 16);
+    }
+}
+
+/// Four may be answered at once, so room for an answer is a quarter of the context.
+#[test]
+fn as_many_begin_as_have_room_for_usual_answers() {
+    for (prompt, together) in [(150, 2), (250, 1)] {
+        let mut world = World::new(SMALL);
+        for id in 1..=2 {
+            world.submit(id, &tokens(id, prompt), 1, 500, 0);
+        }
+        assert_eq!(world.scheduler.requests(), (together, 2 - together));
+        world.run();
+        world.is_quiet();
+    }
+}
+
+#[test]
+fn one_that_was_set_aside_goes_on_where_it_was() {
+    let mut world = World::new(Shape {
+        speculate: false,
+        ..SMALL
+    });
+    world.submit(1, &long_prompts().next().unwrap(), 1, 200, 0);
+    world.run_some(60);
+    world.scheduler.set_aside((1, 0), world.now);
+    for action in std::mem::take(&mut world.scheduler.actions) {
+        world.ring.apply(&action);
+    }
+    world.sent.clear();
+    world.run();
+    world.is_quiet();
+    assert!(world.sent.len() > 100 && world.sent.iter().all(|&rows| rows == 1));
+}
+
 #[test]
 fn the_oldest_is_never_set_aside() {
     let mut world = World::new(SMALL);
@@ -41,6 +94,23 @@ fn choices_share_their_prompt() {
     world.run();
     world.is_quiet();
     assert_eq!(world.finished[&1].choices.len(), 4);
+}
+
+#[test]
+fn all_choices_go_on_from_the_same_prompt() {
+    let mut world = World::new(Shape {
+        speculate: false,
+        ..SMALL
+    });
+    world.sent.clear();
+    world.submit(1, &tokens(1, 100), 4, 10, 0);
+    world.step(1);
+    let choices = world.clients[&1].choices.iter();
+    let going_on = choices.filter(|(_, ended)| !ended).count();
+    assert!(going_on > 1, "{going_on}");
+    // Each sends its first token, and nothing of the prompt again.
+    let (prompt, first_tokens) = world.sent.split_at(1);
+    assert_eq!((prompt, first_tokens), (&[100][..], &vec![1; going_on][..]));
 }
 
 /// Steps until the first token of this request.
@@ -107,28 +177,33 @@ const LARGE: [(usize, usize); 2] = [(30, SMALL.at_once), (600, 1)];
 #[test]
 fn a_small_request_passes_one_that_does_not_fit() {
     for (length, choices) in LARGE {
-        let mut world = World::new(SMALL);
-        world.submit(1, &long_prompts().next().unwrap(), 1, 200, 1);
-        world.run_some(10);
-        world.submit(2, &tokens(2, length), choices, 5, 2);
-        world.submit(3, &tokens(3, 30), 1, 1, 3);
-        let steps = steps_to_first_token(&mut world, 3);
-        assert!(steps < 10, "{steps} steps");
-        assert!(world.clients.contains_key(&1), "the long answer goes on");
-        assert_eq!(world.clients[&2].cached, None);
-        world.run();
-        world.is_quiet();
-        assert_eq!(world.finished.len(), 3);
+        // Also one of its own client, which has none on the ring, or another.
+        for [long, large, small] in [[1, 2, 3], [1, 2, 2], [1, 1, 1]] {
+            let mut world = World::new(SMALL);
+            world.submit(1, &long_prompts().next().unwrap(), 1, 200, long);
+            world.run_some(10);
+            world.submit(2, &tokens(2, length), choices, 5, large);
+            world.submit(3, &tokens(3, 30), 1, 1, small);
+            let steps = steps_to_first_token(&mut world, 3);
+            assert!(steps < 10, "{steps} steps");
+            assert!(world.clients.contains_key(&1), "the long answer goes on");
+            assert_eq!(world.clients[&2].cached, None);
+            world.run();
+            world.is_quiet();
+            assert_eq!(world.finished.len(), 3);
+        }
     }
 }
 
 #[test]
 fn one_that_does_not_fit_is_passed_so_often_and_no_more() {
-    for (length, choices) in LARGE {
+    let ways = [false, true].map(|same_client| LARGE.map(|large| (same_client, large)));
+    for (same_client, (length, choices)) in ways.into_iter().flatten() {
+        let client = |id| if same_client { 1 } else { id };
         let mut world = World::new(SMALL);
         let mut prompts = long_prompts();
         let mut submit_small = |world: &mut World, id| {
-            world.submit(id, &prompts.next().unwrap(), 1, 20, id);
+            world.submit(id, &prompts.next().unwrap(), 1, 20, client(id));
         };
         // They end one after the other.
         for id in 1..=3 {
@@ -136,7 +211,7 @@ fn one_that_does_not_fit_is_passed_so_often_and_no_more() {
             world.run_some(5);
         }
         let large = 4;
-        world.submit(large, &tokens(large, length), choices, 5, large);
+        world.submit(large, &tokens(large, length), choices, 5, client(large));
         let waits = |world: &World| {
             let client = world.clients.get(&large);
             client.is_some_and(|client| client.cached.is_none())
@@ -173,8 +248,10 @@ fn a_client_may_let_as_much_wait_as_others() {
         assert_eq!(world.scheduler.turns_away(8, 1), id > 38, "{id}");
         world.submit(id, &tokens(id, 500), 1, 50, 8);
     }
-    assert!(!world.scheduler.turns_away(9, 1));
-    assert!(world.scheduler.turns_away(9, PROMPT_TOKENS + 1));
+    let prompts = world.scheduler.requests.values();
+    let in_hand: usize = prompts.map(|one| one.prompt.len()).sum();
+    assert!(!world.scheduler.turns_away(9, PROMPT_TOKENS - in_hand));
+    assert!(world.scheduler.turns_away(9, PROMPT_TOKENS - in_hand + 1));
     world.run();
     world.is_quiet();
 }
@@ -213,6 +290,22 @@ fn nobody_gives_way_for_one_that_gains_nothing_by_it() {
     // All of the context, so even one other is too many.
     world.submit(9, &tokens(9, 600), 1, 40, 1);
     assert_eq!(world.scheduler.running.len(), running);
+    world.run();
+    world.is_quiet();
+}
+
+#[test]
+fn whose_turn_it_was_is_forgotten_with_its_requests() {
+    let mut world = World::new(Shape {
+        contexts: 2,
+        ..SMALL
+    });
+    world.submit(1, &tokens(1, 100), 1, 1, 7);
+    world.run();
+    world.submit(2, &long_prompts().next().unwrap(), 1, 200, 8);
+    world.tell(Event::Tick, &[]);
+    let clients: Vec<ClientId> = world.scheduler.turns.keys().copied().collect();
+    assert_eq!(clients, [8]);
     world.run();
     world.is_quiet();
 }

@@ -46,6 +46,29 @@ fn a_text_that_repeats_takes_fewer_trips_than_tokens() {
 }
 
 #[test]
+fn a_new_sequence_knows_how_short_matches_fared() {
+    let mut world = World::new(SMALL);
+    for _ in 0..100 {
+        world.scheduler.short_matches.add(0, false);
+    }
+    let mut begins_with = |id, prompt: &[u32]| {
+        world.submit(id, prompt, 1, 200, 0);
+        let sequence = &world.scheduler.requests[&id].sequences[0];
+        let share = sequence.speculation.text_is_right();
+        world.run();
+        share
+    };
+    let shares = (1..=8).zip(long_prompts());
+    let shares: Vec<f64> = shares
+        .map(|(id, prompt)| begins_with(id, &prompt))
+        .collect();
+    assert!(shares[0] < 0.01, "{shares:?}");
+    // Here texts mostly go on as they did.
+    assert!(shares[7] > 0.1, "{shares:?}");
+    world.is_quiet();
+}
+
+#[test]
 fn tokens_that_a_form_forces_take_no_trips() {
     let trips = |speculate, seed| {
         let mut world = World::new(Shape { speculate, ..SMALL });
@@ -118,6 +141,43 @@ fn a_draft_model_brings_several_tokens_a_trip() {
     };
     let (without, with) = (trips(false), trips(true));
     assert!(3 * with < 2 * without, "{with} and {without} trips");
+}
+
+#[test]
+fn without_drafts_no_draft_model_is_asked() {
+    let mut world = World::new(Shape {
+        speculate: false,
+        ..DRAFTING
+    });
+    world.submit(1, &tokens(1, 100), 1, 20, 0);
+    assert!(world.asked.is_empty());
+    world.run();
+    world.is_quiet();
+}
+
+/// Of four tokens that it computes, it has two of the text yet to take in.
+#[test]
+fn what_a_guess_takes_is_known_from_the_latest() {
+    let mut world = waiting_for_a_guess();
+    let mut after_one_of = |seconds: u32| {
+        let sequence = world.scheduler.sequence((1, 0)).unwrap();
+        let text = sequence.text.clone();
+        let taken_in = text.len();
+        sequence.speculation.taken_in = taken_in - 2;
+        let now = world.now;
+        world.scheduler.ask_model((1, 0), text, 3, false, now);
+        let guessed = Event::Guessed {
+            request: 1,
+            choice: 0,
+            taken_in,
+            tokens: vec![1; 3],
+            took: 4 * Duration::from_secs(seconds.into()),
+        };
+        world.tell(guessed, &[]);
+        world.scheduler.guess_seconds
+    };
+    assert_eq!(after_one_of(4), 4.0);
+    assert_eq!(after_one_of(8), 5.0);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! What was computed for a text serves every text that begins alike: which parts are kept, for whom, and for how long.
 
+use prima_crds::v1alpha1::ring_plan::KV_BLOCK_POSITIONS;
+
 use super::*;
 
 #[test]
@@ -34,6 +36,67 @@ fn an_edit_uses_what_comes_before_and_leaves_the_old_text() {
     assert_eq!(world.ask(2, &edited, 1).cached, Some(100));
     assert_eq!(world.ask(3, &old, 1).cached, Some(299));
     assert_eq!(world.ask(4, &edited, 1).cached, Some(299));
+}
+
+#[test]
+fn a_next_turn_takes_its_session_over() {
+    let mut world = World::new(SMALL);
+    let first = world.ask(1, &tokens(1, 200), 30);
+    world.submit(2, &first.next_turn(&tokens(2, 20)), 1, 30, 0);
+    assert_eq!(world.scheduler.kv().sessions, 1);
+    world.run();
+    world.is_quiet();
+}
+
+#[test]
+fn what_an_edit_replaces_makes_room_at_once() {
+    let mut world = World::new(Shape {
+        contexts: 2,
+        ..SMALL
+    });
+    let old = tokens(1, 200);
+    world.ask(1, &old, 1);
+    // As many chunks as there may be are on the ring.
+    world.submit(2, &tokens(2, 500), 1, 1, 1);
+    let before = world.scheduler.kv().used_positions;
+    world.submit(3, &[&old[..100], &tokens(9, 10)].concat(), 1, 1, 0);
+    // Two of its four blocks.
+    let now = world.scheduler.kv().used_positions;
+    assert_eq!(now, before - 2 * KV_BLOCK_POSITIONS);
+    world.run();
+    world.is_quiet();
+}
+
+#[test]
+fn a_text_within_another_is_not_kept_beside_it() {
+    let mut world = World::new(SMALL);
+    let text = tokens(1, 120);
+    world.submit(1, &text[..100], 1, 1, 0);
+    world.submit(2, &text, 1, 1, 0);
+    world.run();
+    world.is_quiet();
+    assert_eq!(world.scheduler.kv().sessions, 1);
+}
+
+#[test]
+fn nothing_is_kept_that_a_member_did_not_compute() {
+    let mut world = World::new(SMALL);
+    let prompt = tokens(1, 300);
+    world.submit(1, &prompt, 1, 5, 0);
+    let session = world.ring.flying()[0];
+    world.cancel(1);
+    // Of each of its frames.
+    for _ in 0..2 {
+        let refused = Event::Refused {
+            session,
+            rank: 1,
+            reason: "no memory".to_owned(),
+        };
+        world.tell(refused, &[]);
+    }
+    world.run();
+    world.is_quiet();
+    assert_eq!(world.ask(2, &prompt, 1).cached, Some(0));
 }
 
 #[test]

@@ -12,10 +12,13 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
         let mut random = Random(seed);
         let shape = Shape {
             members: 1 + random.below(4),
-            context: CONTEXTS_END,
+            // In the larger one, windows are short of memory, and nothing else is.
+            context: [4096, SMALL.context, SMALL.context][seed as usize % 3],
             contexts: 1 + random.below(2),
             at_once: 1 + random.below(5),
             window: [None, Some(16), Some(70), Some(200)][random.below(4)],
+            windowed_sequences: [1, 4, 16][seed as usize / 3 % 3],
+            chunk_positions: [128, 512][seed as usize / 9 % 2],
             speculate: random.below(4) > 0,
             draft_model: random.below(2) > 0,
             planned_seconds: 0,
@@ -68,7 +71,12 @@ fn any_mix_of_requests_is_answered_as_by_an_empty_ring() {
                         cause: cause.clone(),
                     };
                     let in_hand: Vec<RequestId> = world.clients.keys().copied().collect();
-                    world.tell(Event::Lost { rank, cause }, &[]);
+                    let lost = Event::Lost {
+                        rank,
+                        missed_by: None,
+                        cause,
+                    };
+                    world.tell(lost, &[]);
                     losses += 1;
                     let failed = |id: &RequestId| world.failed.get(id) == Some(&named);
                     match shape.outlast_seconds {

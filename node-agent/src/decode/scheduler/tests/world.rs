@@ -11,7 +11,7 @@ use super::super::ring_state::PROBE_INTERVAL;
 use super::super::simulated_ring::{self, Next, SimulatedRing, row};
 use super::super::{Action, Event, Options, Read, RequestId, Sampled, Scheduler};
 use crate::generation::{GenerationError, Readiness};
-use crate::ring::{SessionId, session_capacity};
+use crate::ring::SessionId;
 
 /// The token that ends an answer.
 pub const END: u32 = 0;
@@ -66,6 +66,8 @@ pub enum Form {
 pub struct Client {
     pub prompt: Vec<u32>,
     pub max_tokens: usize,
+    /// Positions that prompt and answer may have together.
+    pub context: usize,
     /// Tokens of each choice so far, and whether it has ended.
     pub choices: Vec<(Vec<u32>, bool)>,
     pub read: Read,
@@ -82,6 +84,8 @@ pub struct Shape {
     pub contexts: usize,
     pub at_once: usize,
     pub window: Option<usize>,
+    pub windowed_sequences: i32,
+    pub chunk_positions: i32,
     pub speculate: bool,
     pub draft_model: bool,
     /// What the plan expects of a token and of a chunk.
@@ -98,6 +102,8 @@ pub const SMALL: Shape = Shape {
     contexts: 1,
     at_once: 4,
     window: None,
+    windowed_sequences: 4,
+    chunk_positions: 128,
     speculate: true,
     draft_model: false,
     planned_seconds: 0,
@@ -115,6 +121,8 @@ impl World {
         let plan = RingPlanSpec {
             max_concurrent_requests: shape.at_once as i32,
             kv_contexts: shape.contexts as i32,
+            windowed_sequences: shape.windowed_sequences,
+            chunk_positions: shape.chunk_positions,
             predicted: Some(Speed {
                 token_microseconds: shape.planned_seconds * 1_000_000,
                 first_token_microseconds: shape.planned_seconds * 1_000_000,
@@ -123,7 +131,6 @@ impl World {
         };
         plan.validate().unwrap();
         let window = shape.window.map(|positions| AttentionWindow { positions });
-        let planned = |window: AttentionWindow| shape.contexts * window.planned(shape.context);
         let mut world = Self {
             scheduler: Scheduler::new(
                 &plan,
@@ -137,13 +144,13 @@ impl World {
                     draft_model: shape.draft_model,
                 },
             ),
-            ring: SimulatedRing::new(shape.context, window, session_capacity(&plan)),
+            ring: SimulatedRing::new(&plan, window),
             now: Instant::now(),
             clients: BTreeMap::new(),
             finished: BTreeMap::new(),
             failed: BTreeMap::new(),
             nonce: None,
-            windows: window.map(planned),
+            windows: window.map(|window| plan.windowed_kv_positions(window)),
             drafted: 0,
             most_drafted: 0,
             accepted: 0,
@@ -287,6 +294,7 @@ impl World {
         let answered = Client {
             prompt: prompt.to_vec(),
             max_tokens,
+            context: self.ring_context(),
             choices: vec![(Vec::new(), read != Read::Continuation); choices],
             read,
             form: self.form,
@@ -429,6 +437,12 @@ impl World {
         assert_eq!(self.scheduler.kv().sessions, self.ring.sessions());
         let kv = self.scheduler.kv();
         assert_eq!(kv.used_positions, kv.kept_positions);
+        // Of what was drafted, nothing is kept.
+        for keyspace in 0..10 {
+            for (session, text) in self.scheduler.kept.of(keyspace) {
+                assert_eq!(self.scheduler.ledger.length(session), text.len());
+            }
+        }
         for client in self.finished.values() {
             if client.read != Read::Continuation {
                 assert_eq!(client.states, client.expected_states());
@@ -436,7 +450,7 @@ impl World {
             }
             for (choice, (answer, ended)) in client.choices.iter().enumerate() {
                 assert!(ended);
-                assert_eq!(*answer, client.expected(choice, self.ring_context()));
+                assert_eq!(*answer, client.expected(choice));
             }
         }
     }
@@ -498,7 +512,7 @@ impl Client {
         }
         answer.push(token);
         // The last token needs no position.
-        *ended = answer.len() >= self.max_tokens || self.prompt.len() + answer.len() > CONTEXTS_END;
+        *ended = answer.len() >= self.max_tokens || self.prompt.len() + answer.len() > self.context;
         (!*ended).then_some(token)
     }
 
@@ -519,7 +533,7 @@ impl Client {
         forced.unwrap_or_else(|| draw(row, choice))
     }
 
-    pub fn expected(&self, choice: usize, context: usize) -> Vec<u32> {
+    pub fn expected(&self, choice: usize) -> Vec<u32> {
         let mut text = self.prompt.clone();
         loop {
             let token = self.next(text.last(), row(&text), choice);
@@ -527,7 +541,7 @@ impl Client {
                 break;
             }
             text.push(token);
-            if text.len() - self.prompt.len() >= self.max_tokens || text.len() > context {
+            if text.len() - self.prompt.len() >= self.max_tokens || text.len() > self.context {
                 break;
             }
         }
@@ -548,9 +562,6 @@ impl Client {
         [&self.prompt, &self.choices[0].0, new].concat()
     }
 }
-
-/// Every test's context.
-pub const CONTEXTS_END: usize = 640;
 
 pub fn tokens(seed: u64, count: usize) -> Vec<u32> {
     let mut random = Random(seed);
@@ -585,13 +596,14 @@ pub fn prompts_with_long_answers(count: usize) -> impl Iterator<Item = Vec<u32>>
         let client = Client {
             prompt: prompt.clone(),
             max_tokens: 200,
+            context: SMALL.context,
             choices: Vec::new(),
             read: Read::Continuation,
             form: Form::Free,
             states: Vec::new(),
             cached: None,
         };
-        client.expected(0, CONTEXTS_END).len() == 200
+        client.expected(0).len() == 200
     };
     (0..).map(move |seed| tokens(seed, count)).filter(long)
 }

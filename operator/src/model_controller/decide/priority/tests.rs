@@ -16,7 +16,9 @@ use super::*;
 use crate::cluster::world::Machine;
 use crate::model_controller::resolve::Resolution;
 use crate::model_controller::standing::{SeenRoom, Standings};
-use crate::model_controller::test_world::{GIB, machine, model, profile, ring, unmeasured, world};
+use crate::model_controller::test_world::{
+    GIB, gpu, machine, model, profile, ring, unmeasured, world,
+};
 
 const DISPLACED_BY_BIG: &str = "its memory goes to big (priority 10), and its own priority is 0; it is planned again when there is room";
 
@@ -148,12 +150,59 @@ fn a_ring_that_has_less_than_a_step_of_memory_ends_too() {
 
 #[test]
 fn a_small_ring_does_not_end_where_a_large_one_has_to() {
-    let mut there = world_of(10, &[without_disk("desk")]);
-    for (name, second, bytes) in [("small", 2, GIB), ("large", 1, 6 * GIB)] {
-        add_model(&mut there, name, (0, second), None);
-        add_ring(&mut there, name, "desk", bytes);
+    // Also where weights could be read from disk, which is much slower.
+    for desk in [without_disk("desk"), machine("desk")] {
+        let mut there = world_of(10, &[desk]);
+        for (name, second, bytes) in [("small", 2, GIB), ("large", 1, 6 * GIB)] {
+            add_model(&mut there, name, (0, second), None);
+            add_ring(&mut there, name, "desk", bytes);
+        }
+        assert_eq!(ending(&decided(&there)), ["large"]);
     }
-    assert_eq!(ending(&decided(&there)), ["large"]);
+}
+
+/// With its GPU, a token takes less than half the time.
+fn with_gpu(mut machine: Machine) -> Machine {
+    profile(&mut machine).status.as_mut().unwrap().gpus = vec![gpu(64 * GIB)];
+    machine
+}
+
+/// Rows as wide as layers of this size have, for which a GPU needs buffers.
+fn world_of_wide_rows(machines: &[Machine]) -> World {
+    let mut there = world_of(10, machines);
+    let Resolution::Done(resolved) = &mut there.resolution else {
+        panic!("not resolved");
+    };
+    resolved.profile.hidden_size = 4096;
+    there
+}
+
+/// Gives it a ring that has all of this machine's GPU.
+fn add_ring_on_gpu(there: &mut World, name: &str, machine: &str, bytes: i64) {
+    let mut plan = RingPlan::clone(&ring(&[(0, 8)], bytes, 64 * GIB));
+    plan.spec.members[0].name = machine.to_owned();
+    there.others.push(owned(plan, name));
+}
+
+#[test]
+fn nobody_ends_for_a_ring_that_would_only_be_faster() {
+    let mut there = world_of_wide_rows(&[with_gpu(without_disk("desk"))]);
+    let members = written(decided(&there)).spec.members.clone();
+    assert!(members[0].uses_gpu());
+    add_model(&mut there, "low", (0, 1), None);
+    add_ring_on_gpu(&mut there, "low", "desk", 0);
+    assert!(is_new(&decided(&there)));
+}
+
+#[test]
+fn the_lowest_ends_though_anothers_end_would_gain_more() {
+    let machines = [without_disk("desk"), with_gpu(without_disk("pi4"))];
+    let mut there = world_of_wide_rows(&machines);
+    add_model(&mut there, "low", (0, 1), None);
+    add_ring(&mut there, "low", "desk", 10 * GIB);
+    add_model(&mut there, "higher", (5, 1), None);
+    add_ring_on_gpu(&mut there, "higher", "pi4", 10 * GIB);
+    assert_eq!(ending(&decided(&there)), ["low"]);
 }
 
 #[test]
@@ -310,6 +359,11 @@ fn a_displaced_model_says_so_and_comes_back_when_there_is_room() {
     end(&mut there, "big");
     let other = &mut there.models[0].model;
     Arc::make_mut(other).spec.suspend = true;
+    // If there is no room either, nobody has its memory.
+    profile(&mut there.machines[0]).spec.memory_cap_bytes = Some(1);
+    let decision = decided_with(&there, &mut state, now);
+    assert_eq!(impossible(&decision).0, "DoesNotFit");
+    profile(&mut there.machines[0]).spec.memory_cap_bytes = None;
     assert!(is_new(&decided_with(&there, &mut state, now)));
 }
 
@@ -404,6 +458,12 @@ fn what_comes_soon_is_undecided_and_what_fails_claims_nothing() {
     let there = world_of(10, &[without_disk("desk")]);
     let (decision, _) = decide(&there, &State::default(), Instant::now());
     assert_eq!(decision.standing(&there), Standing::Undecided);
+    // While one for a faster ring goes on, nobody waits.
+    let mut there = world_of(10, &[without_disk("desk")]);
+    there.plans = vec![written(decided(&there))];
+    let (decision, _) = decide(&there, &State::default(), Instant::now());
+    assert!(matches!(decision.kind, DecisionKind::Ask(_)));
+    assert_eq!(decision.standing(&there), Standing::NoClaim);
     // A machine that is being measured.
     let there = world_of(10, &[without_disk("desk"), unmeasured("pi4", 1)]);
     let decision = decided(&there);

@@ -31,6 +31,26 @@ fn a_broken_ring_goes_on_until_the_planner_answers() {
 }
 
 #[test]
+fn no_more_answers_are_remembered_than_a_plan_takes() {
+    let mut state = State::default();
+    let answer = |nth: usize| Answer {
+        fingerprint: nth.to_string(),
+        plan: Err(NoRing {
+            reason: "",
+            message: String::new(),
+        }),
+    };
+    for nth in 0..ANSWERS + 2 {
+        state.learn(answer(nth));
+    }
+    assert_eq!(state.answers.len(), ANSWERS);
+    assert!(state.answer_to("1").is_none() && state.answer_to("2").is_some());
+    // The same once more takes nobody's place.
+    state.learn(answer(5));
+    assert_eq!(state.answers.len(), ANSWERS);
+}
+
+#[test]
 fn an_answer_counts_while_the_world_is_as_it_was() {
     let there = world(&[machine("desk")], &[]);
     let mut state = State::default();

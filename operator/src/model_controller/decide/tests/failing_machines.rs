@@ -175,8 +175,10 @@ fn a_machine_at_which_the_ring_fails_has_refused_soon() {
     // It was off.
     refusals.note(Some(&fails), none, at(700));
     refusals.note(Some(&fails), none, at(726));
-    let mut off = machine("pi4");
-    assert_eq!(refusals.note(None, &[off.clone()], at(727)).len(), 1);
+    let (mut off, mut another) = (machine("pi4"), machine("laptop"));
+    another.agent = AgentState::Silent;
+    let there = [another, off.clone()];
+    assert_eq!(refusals.note(None, &there, at(727)).len(), 1);
     off.agent = AgentState::Silent;
     assert!(refusals.note(None, &[off], at(728)).is_empty());
     // So was rank 0, whose last word stands.
@@ -197,4 +199,12 @@ fn a_machine_at_which_the_ring_fails_has_refused_soon() {
     let stranger = ring(Some("laptop"));
     refusals.note(Some(&stranger), none, start);
     assert!(refusals.note(Some(&stranger), none, at(100)).is_empty());
+    // The next ring has a time of its own.
+    let mut refusals = Refusals::default();
+    refusals.note(Some(&fails), none, start);
+    let mut next = RingPlan::clone(&fails);
+    next.spec.generation += 1;
+    let next = Arc::new(next);
+    assert!(refusals.note(Some(&next), none, at(26)).is_empty());
+    assert_eq!(refusals.note(Some(&next), none, at(52)).len(), 1);
 }

@@ -5,7 +5,9 @@ use serde_json::json;
 
 use super::*;
 use crate::cluster::world::Machine;
-use crate::model_controller::test_world::{GIB, machine, profile, world};
+use crate::model_controller::decide::ports::{SLOTS, http};
+use crate::model_controller::dereference::OtherModel;
+use crate::model_controller::test_world::{GIB, machine, model, profile, ring, world};
 
 #[test]
 fn a_ring_gives_way_to_one_a_fifth_faster() {
@@ -50,6 +52,23 @@ fn a_ring_gives_way_to_one_a_fifth_faster() {
             _ => assert!(!replaced, "{old} after {minutes} minutes"),
         }
     }
+}
+
+#[test]
+fn each_ring_has_ten_minutes_of_its_own() {
+    let desk = [machine("desk")];
+    let mut plan = RingPlan::clone(&written(decided(&world(&desk, &[]))));
+    let best = plan.spec.predicted.unwrap().token_microseconds;
+    plan.spec.predicted = speed(best * 10);
+    let (mut state, seen) = (State::default(), Instant::now());
+    let mut goes_on = |generation: i64, minutes: u32| {
+        plan.spec.generation = generation;
+        let there = world(&desk, &[Arc::new(plan.clone())]);
+        let decision = decided_with(&there, &mut state, seen + MINUTE * minutes);
+        matches!(decision.kind, DecisionKind::Keep(_))
+    };
+    assert!(goes_on(1, 0) && goes_on(2, 9));
+    assert!(goes_on(2, 19) && !goes_on(2, 20));
 }
 
 #[test]
@@ -192,6 +211,38 @@ fn a_machine_that_is_not_taken_in_is_told_why() {
 }
 
 #[test]
+fn a_machine_is_told_what_comes_before_a_ring_with_it() {
+    let machines = halves();
+    let alone = written(decided(&world(&machines[..1], &[])));
+    let mut there = world(&machines, &[alone]);
+    let why = |there: &World| {
+        let decision = decided_later(there);
+        assert!(matches!(decision.kind, DecisionKind::Keep(_)));
+        decision.out[0].why.clone()
+    };
+    let with_port = |slot: i32| {
+        let mut plan = RingPlan::clone(&ring(&[(0, 8)], 0, 0));
+        plan.spec.http_port = Some(http(slot));
+        plan.spec.members.clear();
+        Arc::new(plan)
+    };
+    there.others = (0..SLOTS).map(with_port).collect();
+    assert_eq!(
+        why(&there),
+        "a ring with it would be faster, but all 200 ring ports are in use; delete or suspend other Models"
+    );
+    there.others.clear();
+    let (mut other, _) = model();
+    other.metadata.uid = Some("other".to_owned());
+    there.models.push(OtherModel {
+        model: Arc::new(other),
+        priority: 10,
+        standing: None,
+    });
+    assert_eq!(why(&there), OTHERS_FIRST);
+}
+
+#[test]
 fn why_a_machine_is_left_out_stands_while_a_search_goes_on() {
     let mut machines = halves();
     let mut alone = RingPlan::clone(&written(decided(&world(&machines[..1], &[]))));
@@ -208,4 +259,9 @@ fn why_a_machine_is_left_out_stands_while_a_search_goes_on() {
     let (decision, _) = decide(&world(&machines, &plans), &state, later);
     assert!(matches!(decision.kind, DecisionKind::Ask(_)));
     assert_eq!(why(&decision), NO_ROOM);
+    // Nothing of that is known of the next ring.
+    let mut next = RingPlan::clone(&plans[0]);
+    next.spec.generation += 1;
+    let (decision, _) = decide(&world(&machines, &[Arc::new(next)]), &state, later);
+    assert_eq!(why(&decision), NOT_WORTH_IT);
 }

@@ -1,6 +1,7 @@
 //! Memory, ports and quotas: what a ring takes, and where there is none left.
 
-use prima_crds::v1alpha1::node_profile::NodeProfile;
+use prima_crds::v1alpha1::node_profile::{GpuProfile, NodeProfile};
+use prima_crds::v1alpha1::ring_plan::PlannedGpu;
 use serde_json::json;
 
 use super::*;
@@ -83,7 +84,7 @@ fn a_ring_that_reads_from_disk_makes_room() {
     };
     // All but its 8 layers stays: 2 GiB.
     let old = reads(ring(&[(0, 8)], 10 * GIB, 0), 5 * GIB);
-    let new = |bytes| ring(&[(0, 4)], bytes, 0);
+    let new = |bytes| ring(&[(4, 8)], bytes, 0);
     assert!(fits_on(desk, &new(7 * GIB), &old), "3 GiB are no layers");
     assert!(!fits_on(desk, &new(7 * GIB + 1), &old), "a byte too much");
     // Layers on a GPU are in its memory.
@@ -235,4 +236,58 @@ fn a_machine_goes_on_elsewhere_only_with_what_it_needs() {
     assert!(could_do(&profile, &streamed, &resolved.profile));
     profile.spec.disk_allowed = Some(false);
     assert!(!could_do(&profile, &streamed, &resolved.profile));
+}
+
+#[test]
+fn what_is_no_layer_has_to_fit_the_first_of_two_gpus() {
+    let (_, resolved) = model();
+    let mut desk = machine("desk");
+    let gpus = [("0000:01:00.0", GIB), ("0000:02:00.0", 6 * GIB)];
+    let status = profile(&mut desk).status.as_mut().unwrap();
+    status.gpus = gpus
+        .map(|(address, bytes)| GpuProfile {
+            pci_address: Some(address.to_owned()),
+            ..gpu(bytes)
+        })
+        .to_vec();
+    let fits = |bytes: i64, desk: &NodeProfile| {
+        let gpus = gpus.map(|(address, _)| PlannedGpu {
+            name: address.to_owned(),
+            beside_layers_bytes: bytes,
+        });
+        let member = RingMember {
+            gpu_memory_bytes: Some(4 * GIB),
+            gpus: gpus.to_vec(),
+            ..member()
+        };
+        could_do(desk, &member, &resolved.profile)
+    };
+    assert!(fits(GIB, profile(&mut desk)));
+    assert!(!fits(GIB + 1, profile(&mut desk)));
+}
+
+/// On which of the two the other ring lies is not known.
+#[test]
+fn what_is_no_layer_fits_beside_what_another_ring_has() {
+    let mut desk = machine("desk");
+    let addresses = ["0000:01:00.0", "0000:02:00.0"];
+    let status = profile(&mut desk).status.as_mut().unwrap();
+    status.gpus = addresses
+        .map(|address| GpuProfile {
+            pci_address: Some(address.to_owned()),
+            ..gpu(6 * GIB)
+        })
+        .to_vec();
+    let desk = profile(&mut desk);
+    let fits = |beside_layers_bytes: i64| {
+        let mut new = RingPlan::clone(&ring(&[(0, 4)], 0, 5 * GIB));
+        let gpus = addresses.map(|address| PlannedGpu {
+            name: address.to_owned(),
+            beside_layers_bytes,
+        });
+        new.spec.members[0].gpus = gpus.to_vec();
+        fits_on(desk, &Arc::new(new), &ring(&[(4, 8)], 0, 2 * GIB))
+    };
+    assert!(fits(4 * GIB));
+    assert!(!fits(4 * GIB + 1));
 }

@@ -1,6 +1,8 @@
 //! Two agents beside a real API server, each the machine of a Node: what they tell of their machines, and what they do with
 //! plans that name them, until rank 0 answers a chat; what a refusal says; what is left after an agent was killed, and after
-//! a plan is gone. With the operator beside them, what becomes of a Model with a draft model.
+//! a plan is gone. With the operator beside them: [`with_operator`].
+
+mod with_operator;
 
 use std::fs;
 use std::io::{self, Read as _, Write as _};
@@ -8,13 +10,13 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use prima_crds::LEAVING;
 use prima_crds::v1alpha1::api_keys::{API_KEYS, ApiKeys};
-use prima_crds::{LEAVING, definitions};
 use prima_gguf::model_bytes;
 use prima_test_hub::TestHub;
-use prima_tests::api_server::{ApiServer, Backend};
+use prima_tests::agent_stage::Stage;
 use prima_tests::node_agent::{AgentMachine, NodeAgent};
-use prima_tests::operator::{self, Operator};
+use prima_tests::operator;
 use prima_tests::process::send_signal;
 use prima_tests::{assets, http, split_model, wait_for, wait_until};
 use prima_weights::{Client, Location, Reach, RemoteModel, Retry, Source};
@@ -27,103 +29,23 @@ const LINKS_PORT: u16 = 9190;
 const RING_PORT: u16 = 9200;
 const HTTP_PORT: u16 = 9400;
 
-struct Stage {
-    api: ApiServer,
-    folder: tempfile::TempDir,
+/// A hub whose repository `people/models` has the model under this name.
+fn hub_with_the_model_as(file: &str, stage: &Stage, runtime: &Runtime) -> TestHub {
+    let files = stage.folder.path().join("hub");
+    let repo = files.join("people/models");
+    fs::create_dir_all(&repo).expect("a folder for a hub");
+    std::os::unix::fs::symlink(model(), repo.join(file)).expect("a link");
+    runtime.block_on(TestHub::start(&files)).expect("a hub")
 }
 
-impl Stage {
-    /// A hub whose repository `people/models` has the model under this name.
-    fn hub_with_the_model_as(&self, file: &str, runtime: &Runtime) -> TestHub {
-        let files = self.folder.path().join("hub");
-        let repo = files.join("people/models");
-        fs::create_dir_all(&repo).expect("a folder for a hub");
-        std::os::unix::fs::symlink(model(), repo.join(file)).expect("a link");
-        runtime.block_on(TestHub::start(&files)).expect("a hub")
+/// The plan with the keys that its members have, so that they talk over TLS.
+fn encrypted(stage: &Stage, mut plan: Value) -> Value {
+    let members = plan["spec"]["members"].as_array_mut().expect("members");
+    for member in members {
+        let node = member["name"].as_str().expect("a name");
+        member["publicKeySha256"] = stage.key(node);
     }
-
-    /// An API server with the definitions and the Nodes `one` and `two`.
-    fn new() -> Stage {
-        let api = ApiServer::start(Backend::Etcd);
-        for definition in definitions::all() {
-            let yaml = definitions::yaml(&definition).expect("a definition as YAML");
-            api.apply(&yaml)
-                .expect("a definition that the API server takes");
-        }
-        api.wait_for_definitions();
-        api.kubectl(&["create", "namespace", NAMESPACE])
-            .expect("a namespace");
-        Stage::with_nodes(api)
-    }
-
-    /// An API server with all that the chart installs, so that an operator may run beside it.
-    fn with_chart() -> Stage {
-        let api = ApiServer::start(Backend::Etcd);
-        operator::install_chart(&api);
-        Stage::with_nodes(api)
-    }
-
-    fn with_nodes(api: ApiServer) -> Stage {
-        for node in ["one", "two"] {
-            let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}});
-            api.apply(&node.to_string()).expect("a Node");
-        }
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        Stage { api, folder }
-    }
-
-    fn get(&self, args: &[&str]) -> Value {
-        let args = [&["get", "-o", "json"], args].concat();
-        let text = self.api.kubectl(&args).expect("an object");
-        serde_json::from_str(&text).expect("JSON")
-    }
-
-    /// As [`ApiServer::object`].
-    fn object(&self, what: &str) -> Value {
-        let found = self.api.object("default", what);
-        found.unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    fn profile(&self, node: &str) -> Value {
-        self.object(&format!("nodeprofile/{node}"))
-    }
-
-    /// By which others know the agent of `node`.
-    fn key(&self, node: &str) -> Value {
-        self.profile(node)["status"]["agent"]["publicKeySha256"].clone()
-    }
-
-    /// The plan with the keys that its members have, so that they talk over TLS.
-    fn encrypted(&self, mut plan: Value) -> Value {
-        let members = plan["spec"]["members"].as_array_mut().expect("members");
-        for member in members {
-            let node = member["name"].as_str().expect("a name");
-            member["publicKeySha256"] = self.key(node);
-        }
-        plan
-    }
-
-    /// The entry of `node` in the plan's status; null while there is none.
-    fn member(&self, plan: &str, node: &str) -> Value {
-        let plan = self.object(&format!("ringplan/{plan}"));
-        let members = plan["status"]["members"].as_array().cloned();
-        members
-            .unwrap_or_default()
-            .into_iter()
-            .find(|member| member["name"] == node)
-            .unwrap_or_default()
-    }
-
-    /// Waits until the member is in this state, and returns its entry.
-    fn wait_for_state(&self, plan: &str, node: &str, state: &str) -> Value {
-        wait_for(&format!("{node} in {plan} is {state}"), || {
-            let member = self.member(plan, node);
-            match member["state"] == state {
-                true => Ok(member),
-                false => Err(member),
-            }
-        })
-    }
+    plan
 }
 
 /// A plan of two members, each with half of the 30 layers.
@@ -277,7 +199,7 @@ fn model() -> PathBuf {
 
 #[test]
 fn agents_tell_of_their_machines_and_run_plans() {
-    let stage = Stage::new();
+    let stage = Stage::new(NAMESPACE);
     // Three files that are one model.
     let model = split_model::in_three_files(&model(), stage.folder.path());
     let machines = ["one", "two"].map(|node| AgentMachine::new(node, stage.folder.path()));
@@ -341,13 +263,8 @@ fn agents_tell_of_their_machines_and_run_plans() {
     }
 
     // What it has of a model that is named by a path.
-    let object = json!({
-        "apiVersion": "prima.dev/v1alpha1",
-        "kind": "Model",
-        "metadata": {"name": "smollm2", "namespace": "default"},
-        "spec": {"source": {"hostPath": {"path": model}}},
-    });
-    stage.api.apply(&object.to_string()).expect("a Model");
+    let spec = json!({"source": {"hostPath": {"path": model}}});
+    stage.apply_model("smollm2", &spec);
     let local = wait_for("a local model", || {
         let agent = stage.profile("two")["status"]["agent"].clone();
         agent["localModels"].get(0).cloned().ok_or(agent)
@@ -376,7 +293,7 @@ fn agents_tell_of_their_machines_and_run_plans() {
         header,
         (RING_PORT, HTTP_PORT),
     );
-    let ring = stage.encrypted(ring);
+    let ring = encrypted(&stage, ring);
     stage.api.apply(&ring.to_string()).expect("a RingPlan");
     stage.wait_for_state("smollm2-1", "one", "Ready");
     stage.wait_for_state("smollm2-1", "two", "Loaded");
@@ -553,7 +470,7 @@ fn agents_tell_of_their_machines_and_run_plans() {
     assert_eq!(chat(http, "abc").status, 200);
     let ports = (RING_PORT + 3, HTTP_PORT + 3);
     let next = plan("smollm2-2", &machines, &model, header, ports);
-    let next = stage.encrypted(next);
+    let next = encrypted(&stage, next);
     assert_eq!(next["spec"]["members"][1]["publicKeySha256"], after);
     stage.api.apply(&next.to_string()).expect("a RingPlan");
     stage.wait_for_state("smollm2-2", "one", "Ready");
@@ -603,7 +520,7 @@ fn agents_tell_of_their_machines_and_run_plans() {
 
 #[test]
 fn what_a_killed_agent_said_is_taken_back_before_its_lease() {
-    let stage = Stage::new();
+    let stage = Stage::new(NAMESPACE);
     let machines = ["one", "two"].map(|node| AgentMachine::new(node, stage.folder.path()));
     // Of a file that nobody has, so no member of it can run.
     let ports = (RING_PORT, HTTP_PORT);
@@ -632,8 +549,47 @@ fn what_a_killed_agent_said_is_taken_back_before_its_lease() {
 }
 
 #[test]
+fn an_agent_waits_until_another_of_its_machine_has_ended() {
+    let stage = Stage::new(NAMESPACE);
+    // Each has its pod's address; the folder is the machine's.
+    let pods = [(); 2].map(|()| AgentMachine::new("one", stage.folder.path()));
+    let mut first = start(&stage, &pods[0]);
+    first.wait_until_ready();
+    let holds_lease = |pod: &str| {
+        let lease = stage.api.object(NAMESPACE, "lease/prima-agent-one");
+        lease.is_ok_and(|lease| lease["spec"]["holderIdentity"] == pod)
+    };
+    wait_until("the first has the Lease", || holds_lease("agent-one"));
+    let of_a_member = stage.folder.path().join("one/plans/keys");
+    fs::write(&of_a_member, "").expect("a file");
+
+    let second = || {
+        let name = [("POD_NAME", "second")];
+        let mut agent = pods[1].start_agent_with(&stage.api, NAMESPACE, &name);
+        agent.wait_until_it_says("waits until another agent of this machine");
+        agent
+    };
+    let healthy = |agent: &NodeAgent, path: &str| {
+        let answer = http::get(agent.http(), path).expect("an answer");
+        answer.status == 200
+    };
+    let waiting = second();
+    assert!(healthy(&waiting, "/healthz") && !healthy(&waiting, "/readyz"));
+    assert!(waiting.terminate().success());
+    // Else what it said there would be taken for the next one's.
+    fs::remove_file(stage.folder.path().join("one/agent-one.log")).expect("a log");
+    let mut waiting = second();
+    assert!(of_a_member.exists() && holds_lease("agent-one"));
+
+    assert!(first.terminate().success());
+    waiting.wait_until_ready();
+    assert!(!of_a_member.exists());
+    wait_until("the second has the Lease", || holds_lease("second"));
+}
+
+#[test]
 fn members_fetch_their_layers_and_keep_them() {
-    let stage = Stage::new();
+    let stage = Stage::new(NAMESPACE);
     let runtime = runtime();
     let files = stage.folder.path().join("hub");
     let repo = files.join("people/models");
@@ -706,9 +662,9 @@ fn members_fetch_their_layers_and_keep_them() {
 
 #[test]
 fn a_member_is_fetched_with_the_token_of_its_plans_namespace() {
-    let stage = Stage::new();
+    let stage = Stage::new(NAMESPACE);
     let runtime = runtime();
-    let hub = stage.hub_with_the_model_as("gated.gguf", &runtime);
+    let hub = hub_with_the_model_as("gated.gguf", &stage, &runtime);
     let endpoint = hub.endpoint();
     let location = Location::HuggingFace {
         endpoint: endpoint.clone(),
@@ -758,110 +714,4 @@ fn a_member_is_fetched_with_the_token_of_its_plans_namespace() {
     wait_for("another member", || another(&one, member));
     stage.wait_for_state("gated", "one", "Ready");
     assert_eq!(hub.requests(), 0);
-}
-
-/// The model is on the machines, its draft model on a hub: the same weights, quantized.
-#[test]
-fn a_model_with_a_draft_model_says_the_same_in_fewer_trips() {
-    let stage = Stage::with_chart();
-    let runtime = runtime();
-    let hub = stage.hub_with_the_model_as("draft.gguf", &runtime);
-    let exact = assets::path("models/SmolLM2-135M-Instruct-F32.gguf").expect("a model");
-    let exact = exact.canonicalize().expect("an absolute path");
-
-    let machines = ["one", "two"].map(|node| AgentMachine::new(node, stage.folder.path()));
-    let _agents = machines.each_ref().map(|machine| {
-        let mut agent = machine.start_agent(&stage.api, operator::NAMESPACE);
-        agent.wait_until_ready();
-        agent
-    });
-    let operator = Operator::start(&stage.api, "one");
-    // The member of rank 0 in the Model's ring, and where it answers.
-    let serve = |name: &str, speculation: Value| {
-        let object = json!({
-            "apiVersion": "prima.dev/v1alpha1",
-            "kind": "Model",
-            "metadata": {"name": name, "namespace": "default"},
-            "spec": {
-                "source": {"hostPath": {"path": exact}},
-                "contextLength": 512,
-                "speculation": speculation,
-            },
-        });
-        stage.api.apply(&object.to_string()).expect("a Model");
-        let plan_name = format!("{name}-1");
-        let plan = wait_for("a plan", || {
-            let plan = stage
-                .api
-                .object("default", &format!("ringplan/{plan_name}"));
-            let plan = plan.map_err(|error| format!("{error}\n{}", operator.log_tail()))?;
-            Ok::<_, String>(plan["spec"].clone())
-        });
-        // The Model itself is never ready: no Service may lead to an address of loopback.
-        let rank0 = plan["members"][0]["name"].as_str().expect("a name");
-        stage.wait_for_state(&plan_name, rank0, "Ready");
-        let address = plan["members"][0]["address"].as_str().expect("an address");
-        let mut address: SocketAddr = address.parse().expect("IP:PORT");
-        let port = plan["httpPort"].as_u64().expect("a port");
-        address.set_port(u16::try_from(port).expect("a port"));
-        (address, plan)
-    };
-    // Texts, and how many of their tokens were guessed and were right.
-    let complete = |name: &str, address: SocketAddr| {
-        let prompts = ["The capital of France is", "def fibonacci(n):\n"];
-        let answers = prompts.map(|prompt| {
-            let body = json!({"model": name, "prompt": prompt, "max_tokens": 60, "temperature": 0});
-            let answer = http::post(address, "/v1/completions", &body).expect("an answer");
-            assert_eq!(answer.status, 200, "{}", answer.body);
-            answer.json()
-        });
-        let sum = |count: &str| -> u64 {
-            let counts = answers
-                .iter()
-                .map(|answer| answer["timings"][count].as_u64());
-            counts.map(|count| count.expect("a count")).sum()
-        };
-        let texts = answers
-            .each_ref()
-            .map(|answer| answer["choices"][0]["text"].clone());
-        (texts, sum("draft_n"), sum("draft_n_accepted"))
-    };
-
-    let (address, plan) = serve("plain", Value::Null);
-    assert_eq!(plan["draft"], Value::Null);
-    // A ring of several is encrypted.
-    let members = plan["members"].as_array().expect("members");
-    for member in members {
-        let node = member["name"].as_str().expect("a name");
-        let key = match members.len() {
-            1 => Value::Null,
-            _ => stage.key(node),
-        };
-        assert_eq!(member["publicKeySha256"], key, "{node}");
-    }
-    let (texts, _, by_text) = complete("plain", address);
-    let draft = json!({"repo": "people/models", "file": "draft.gguf", "endpoint": hub.endpoint()});
-    let draft = json!({"draft": {"huggingFace": draft}});
-    let (address, plan) = serve("drafting", draft);
-    let (same, drafted, accepted) = complete("drafting", address);
-    assert_eq!(same, texts);
-    // How much is drafted follows what passes take, and so how busy the machine is.
-    assert!(
-        2 * accepted > drafted && accepted > by_text,
-        "{accepted} of {drafted}, {by_text} without a draft model"
-    );
-
-    // Rank 0 has fetched all of it, of the version that was resolved.
-    let whole = fs::metadata(model()).expect("a model").len();
-    assert_eq!(plan["draft"]["model"]["sizeBytes"], whole);
-    let resolved = stage.object("model/drafting")["status"]["resolved"].clone();
-    assert_eq!(
-        plan["draft"]["model"]["version"],
-        resolved["draft"]["version"]
-    );
-    let rank0 = plan["members"][0]["name"].as_str().expect("a name");
-    let member = stage.member("drafting-1", rank0);
-    assert_eq!(member["fetchedBytes"], member["totalBytes"]);
-    let fetched = member["fetchedBytes"].as_u64().expect("bytes");
-    assert!(whole - fetched < 64 << 10, "{fetched} of {whole}");
 }
