@@ -79,8 +79,7 @@ Examples:
   prima-node-agent inspect model.gguf
   prima-node-agent inspect model.gguf -o yaml
   prima-node-agent inspect --cpu
-  prima-node-agent profile -o yaml > desk.yaml
-  prima-node-agent profile --link laptop=192.168.1.7:9190 -o yaml";
+  prima-node-agent profile -o yaml > desk.yaml";
 
 fn main() -> ExitCode {
     let cli = Cli::parse();

@@ -66,7 +66,7 @@ pub struct ProfileArgs {
     /// Compute threads [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Measure the link to another machine, where an agent serves a ring; may be repeated [default: to this machine itself]
+    /// Measure the link to another machine, where `serve` runs a member without a key; may be repeated [default: to this machine itself]
     #[arg(long = "link", value_name = "NAME=HOST:PORT", value_parser = links::parse_target)]
     links: Vec<LinkTarget>,
     /// Measure again what was measured in the last seven days

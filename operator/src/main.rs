@@ -57,7 +57,7 @@ Examples:
   prima agent                                             (on another machine, which shows a word)
   prima run model.gguf --member 192.168.1.7:9190#WORD
   PRIMA_API_KEY=secret prima run model.gguf --host 0.0.0.0
-  prima plan --model model.gguf --profiles desk.yaml laptop.yaml
+  prima plan --model model.gguf --profiles desk.yaml
   kubectl get nodeprofiles -o yaml | prima plan --model model.gguf --profiles -
   prima completions bash > ~/.local/share/bash-completion/completions/prima";
 
