@@ -38,8 +38,8 @@ lint: ## Formatting, clippy, and cargo-deny (dependency directions, licenses, so
 fmt: ## Format the code
 	cargo fmt --all
 
-images: ## Build the container images for amd64 and arm64 into one archive, with docker, podman or buildah; GPUs: images/build.sh
-	images/build.sh
+images: ## Build the container images for amd64 and arm64 into one archive, with docker, podman or buildah (TAG=0.1.0-2: under this tag)
+	$(if $(TAG),TAG='$(TAG)') images/build.sh
 
 bench: bench-engine bench-rings bench-conversations bench-experts ## Measure speed against llama.cpp and bare TCP, side by side (four hours); prints tables
 
