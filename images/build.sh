@@ -10,7 +10,7 @@
 # Beside it lie lists of what each image has, and of what it was compiled in (SBOM, CycloneDX), one for each processor.
 #
 # Docker (with buildx), podman or buildah compiles in a container of this machine's processor, with compilers for the other one: nothing
-# is emulated. Files come out, and images/assemble.py makes images of them, so that it is the same whoever compiled. Takes Python 3.11.
+# is emulated. Files come out, and images/assemble.py makes images of them, so that it is the same whoever compiled. Takes Python 3.11 or later.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,6 +21,7 @@ rust=${RUST_IMAGE:-$(sed -n 's/^ARG RUST_IMAGE=//p' images/Containerfile)}
 files=target/images
 
 main() {
+    expect_python
     rm -rf "$files"
     mkdir -p "$files"
     build --file images/Containerfile --build-arg "RUST_IMAGE=$rust" --build-arg "ARCHITECTURES=${architectures[*]}" \
@@ -43,6 +44,17 @@ main() {
         list prima-node-agent-gpu prima-node-agent root-gpu.tar "$architecture"
     done
     echo "$files/prima.tar"
+}
+
+# Only the last steps take it, half an hour later.
+expect_python() {
+    local found
+    if python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; then
+        return
+    fi
+    found=$(python3 --version 2> /dev/null) || found="no python3"
+    echo "images are put together by Python 3.11 or later, and there is $found: install a newer one" >&2
+    exit 1
 }
 
 # list IMAGE PROGRAM ROOT ARCHITECTURE

@@ -3,7 +3,7 @@
 #
 #   images/release.sh ghcr.io/prima-dev       or nas.home.arpa:5000/prima-dev, with PLAIN_HTTP=1 where it has no TLS
 #
-# Takes skopeo and Helm, both logged in to the registry. The digests are in target/images/digests.txt, too.
+# Takes Python 3.11 or later, and skopeo and Helm, both logged in to the registry. The digests are in target/images/digests.txt, too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,7 +1,10 @@
 //! `images/assemble.py` makes an archive that says what is in it: every digest and size is right, each name has an image for each
 //! processor, and the same files make the same bytes.
 
+use std::env;
 use std::fs;
+use std::iter;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -225,4 +228,37 @@ fn what_is_missing_is_named() {
         assert!(!output.status.success() && said.contains(named), "{said}");
         assert!(!folder.path().join("prima.tar").exists());
     }
+}
+
+/// It would be noticed half an hour later, when all is compiled.
+#[test]
+fn a_build_asks_for_python_before_it_compiles() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |path: &str| folder.path().join(path);
+    for path in ["images", "target/images", "tools"] {
+        fs::create_dir_all(at(path)).expect("a folder");
+    }
+    for name in ["images/build.sh", "images/Containerfile"] {
+        fs::copy(inputs::file(name), at(name)).expect("a copy");
+    }
+    let built_before = at("target/images/prima.tar");
+    fs::write(&built_before, "").expect("a file");
+    // None of them works here, neither Python nor what would compile.
+    for program in ["python3", "docker", "podman", "buildah"] {
+        symlink("/bin/false", at("tools").join(program)).expect("a link");
+    }
+    let usual = env::var_os("PATH").expect("PATH");
+    let path = env::join_paths(iter::once(at("tools")).chain(env::split_paths(&usual)));
+    let output = Command::new("bash")
+        .arg(at("images/build.sh"))
+        .env("PATH", path.expect("a search path"))
+        .env("TAG", "9.9.9")
+        .output()
+        .expect("bash");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("Python 3.11 or later"),
+        "{said}"
+    );
+    assert!(built_before.exists());
 }
