@@ -283,7 +283,7 @@ pub struct DiskProfile {
     pub path: String,
     /// How fast a file is read in order, as the engine streams weights.
     pub sequential_read_bytes_per_second: i64,
-    /// How fast single pages of 4 KiB are read in random order, without read-ahead.
+    /// How fast single pages are read in random order, without read-ahead.
     pub random_read_bytes_per_second: i64,
     /// How fast parts of 1 MiB are read from all over a file: several at once, and the next ones when all of these are there. So the engine
     /// reads experts that a layer needs and memory lacks. Without it, plans take the rate of other weights.
