@@ -37,7 +37,7 @@ enum Command {
     Serve(ServeArgs),
     /// Lend this machine to rings of `prima run` on other machines (`prima agent` starts it)
     Lend(LendArgs),
-    /// What `prima run` needs of machines that are lent
+    /// Ask lent machines for what `prima run` needs
     Borrow(BorrowArgs),
     /// Measure this machine, for the planner: processor, memory, disk, GPUs, links
     Profile(ProfileArgs),
