@@ -7,16 +7,16 @@
     reason = "these are tests"
 )]
 
+#[path = "on_gpu/in_software.rs"]
+mod in_software;
 #[path = "on_gpu/many_rows.rs"]
 mod many_rows;
 mod on_gpu;
 
 use std::error::Error as _;
 
-use prima_engine::kernels::BLOCK_POSITIONS;
 use prima_engine::{
-    BatchEntry, Compute, EngineError, Gpu, GpuApi, KvCache, KvFormat, KvPositions, LayerDevices,
-    LayerWindow, Model, OutputHead, Residency,
+    EngineError, Gpu, GpuApi, KvPositions, LayerDevices, LayerWindow, Model, Residency,
 };
 use prima_gguf::GgmlType;
 
@@ -83,7 +83,7 @@ fn layers_split_among_gpus_compute_the_same_model() {
     let cpu = Runner::new(&path, 2);
     let prompt: Vec<u32> = (0..70).map(|i| i * 7 % 96).collect();
     let expected = cpu.logits(&mut cpu.kv_cache(), &prompt);
-    let other = emulated();
+    let other = on_gpu::open();
     for (counts, on_gpus) in [([2, 2], 4), ([1, 4], 5), ([3, 0], 3), ([9, 1], 5)] {
         let gpus = [on_gpu::gpu(), other.clone()];
         let devices = LayerDevices::last_on_each(gpus.into_iter().zip(counts));
@@ -99,127 +99,6 @@ fn layers_split_among_gpus_compute_the_same_model() {
                 "{counts:?}, position {position}: {difference}"
             );
         }
-    }
-}
-
-/// What windows have passed makes room for the next rows, so that what a plan sets aside is enough wherever chunks begin.
-#[test]
-fn windows_take_no_more_than_is_set_aside() {
-    const SEQUENCES: usize = 4;
-    let directory = tempfile::tempdir().unwrap();
-    let made_up = MadeUpModel {
-        layers: 5,
-        heads: 1,
-        ..on_gpu::small_with_windows()
-    };
-    let cpu = Runner::new(&made_up.write(directory.path()), 2);
-    let layers = &cpu.model.spec().layers;
-    assert!(layers.iter().all(|layer| layer.attention.window.is_some()));
-    // 100 rows and the windows before them are in three blocks at most. More than that the GPU does not take.
-    let positions = SEQUENCES * 3 * BLOCK_POSITIONS;
-    let bytes = positions * layers[0].attention.kv_bytes(KvFormat::F16);
-    let small = Gpu::software_with_most_bound_bytes(bytes as u64).unwrap();
-    let set_aside = KvPositions {
-        full: 0,
-        windowed: positions,
-    };
-    let devices = LayerDevices::last_on(5, small).with_kv_positions(set_aside);
-    let gpu = Runner::on(&devices, &cpu.model, &[5], 2);
-    let caches = |runner: &Runner| [(); SEQUENCES].map(|()| runner.kv_cache());
-    let (mut of_cpu, mut of_gpu) = (caches(&cpu), caches(&gpu));
-    for rows in [70, 100, 100, 100] {
-        let chunk: Vec<u32> = (0..rows).map(|i| i * 7 % 96).collect();
-        let run = |runner: &Runner, caches: &mut [KvCache]| {
-            let batch = caches.iter_mut().map(|kv| (kv, &chunk[..]));
-            runner.run(&mut batch.collect::<Vec<_>>())
-        };
-        let difference = difference(&run(&gpu, &mut of_gpu), &run(&cpu, &mut of_cpu));
-        assert!(difference < on_gpu::FLOAT, "{difference}");
-    }
-}
-
-#[test]
-fn an_output_head_is_computed_in_parts() {
-    let directory = tempfile::tempdir().unwrap();
-    let made_up = MadeUpModel {
-        formats: vec![GgmlType::F32],
-        vocabulary: 1000,
-        ..MadeUpModel::default()
-    };
-    let model = Model::open(&made_up.write(directory.path())).unwrap();
-    let (compute, mapped) = (Compute::new(1).unwrap(), Residency::mapped());
-    let hidden: Vec<f32> = (0..20 * 256)
-        .map(|index| ((index * 37 % 101) as f32 - 50.0) / 50.0)
-        .collect();
-    let logits = |head: OutputHead| {
-        let mut logits = Vec::new();
-        head.logits(&compute, &hidden, &mut logits).unwrap();
-        logits
-    };
-    let on = |bytes| {
-        let gpu = Gpu::software_with_most_bound_bytes(bytes).unwrap();
-        OutputHead::open_on(&gpu, &model, &mapped)
-    };
-    let expected = logits(OutputHead::open(&model, &mapped).unwrap());
-    // Logits of 7 rows, and 28 rows of the matrix.
-    let found = logits(on(28 << 10).unwrap());
-    assert!(difference(&found, &expected) < 1e-3);
-    let refused = on(3 << 10).err().unwrap();
-    assert_eq!(
-        cause(&refused),
-        "a GPU has no kernels for 1000 logits at once"
-    );
-}
-
-fn cause(error: &EngineError) -> String {
-    error.source().expect("a cause").to_string()
-}
-
-/// Whoever has it open is told, in whatever it has there: layers that stay, layers that are copied, the output head.
-#[test]
-fn a_gpu_that_hangs_ends_all_that_is_computed_there() {
-    let directory = tempfile::tempdir().unwrap();
-    let made_up = MadeUpModel {
-        formats: vec![GgmlType::F32],
-        ..MadeUpModel::default()
-    };
-    let model = Model::open(&made_up.write(directory.path())).unwrap();
-    let layers = model.spec().layers.len();
-    let hidden = model.spec().hidden;
-    let (gpu, hangs) = Gpu::software_that_hangs().unwrap();
-    let on = |devices: LayerDevices| Runner::on(&devices, &model, &[layers], 1);
-    let staying = on(LayerDevices::last_on(layers, gpu.clone()));
-    let copied = on(LayerDevices::cpu().with_many_rows_on(gpu.clone(), 2));
-    let head = OutputHead::open_on(&gpu, &model, &staying.residency).unwrap();
-    let forward = |runner: &Runner| {
-        let mut kv = runner.kv_cache();
-        let entry = BatchEntry {
-            kv: &mut kv,
-            first_position: 0,
-            rows: 3,
-        };
-        let mut activation = vec![0.5; 3 * hidden];
-        runner.windows[0].forward(&runner.compute, &mut activation, &mut [entry])
-    };
-    let logits = || {
-        let mut logits = Vec::new();
-        head.logits(&staying.compute, &vec![0.5; hidden], &mut logits)
-    };
-    forward(&staying).unwrap();
-    forward(&copied).unwrap();
-    logits().unwrap();
-
-    let first = hangs.copy_rows(&[0.5; 4], 1).err().unwrap();
-    let later = [
-        forward(&staying).unwrap_err(),
-        forward(&copied).unwrap_err(),
-        logits().unwrap_err(),
-        gpu.copy_rows(&[0.5; 4], 1).err().unwrap(),
-    ];
-    for error in later.iter().chain([&first]) {
-        assert!(error.is_lasting() && error.is_without_gpu(), "{error:?}");
-        let cause = cause(error);
-        assert!(cause.contains("is given up"), "{cause}");
     }
 }
 
@@ -243,4 +122,8 @@ fn a_gpu_without_room_says_how_much_was_asked_for() {
     assert!(bytes.is_some_and(|bytes: u64| bytes > 1 << 40), "{message}");
     // It is there, and a smaller plan may have it.
     assert!(!refused.is_lasting());
+}
+
+fn cause(error: &EngineError) -> String {
+    error.source().expect("a cause").to_string()
 }

@@ -70,8 +70,9 @@ fn what_is_measured_is_done_there() {
     assert_eq!(refused.collect::<Vec<_>>(), without_kernels);
 }
 
-/// So `on_gpu/many_rows.rs` is a part of the tests of Vulkan alone. So are, in `gpu_layers.rs`, experts (candle's refusal of them is among what is
-/// shared), layers split among GPUs, memory that is set aside, GPUs that hang, and buffers that kernels see a part of: candle has none of these.
+/// So `on_gpu/many_rows.rs` and `on_gpu/in_software.rs` are parts of the tests of Vulkan alone. So are, in `gpu_layers.rs`, experts (candle's refusal
+/// of them is among what is shared), layers split among GPUs, and memory that is set aside: candle has none of these, nor GPUs that hang, nor buffers
+/// that kernels see a part of.
 #[test]
 fn what_only_vulkan_does_is_refused_by_name() {
     let directory = tempfile::tempdir().unwrap();

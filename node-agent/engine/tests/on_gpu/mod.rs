@@ -22,13 +22,18 @@ pub const FLOAT: f32 = 1e-3;
 pub const QUANTIZED: f32 = 5e-2;
 
 /// One for all tests: its kernels are compiled once.
-static GPU: LazyLock<Gpu> = LazyLock::new(|| match std::env::var_os("PRIMA_TEST_GPU") {
-    Some(_) => Gpu::open().expect("a GPU"),
-    None => emulated(),
-});
+static GPU: LazyLock<Gpu> = LazyLock::new(open);
 
 pub fn gpu() -> Gpu {
     GPU.clone()
+}
+
+/// The GPU that is tested, opened anew.
+pub fn open() -> Gpu {
+    match std::env::var_os("PRIMA_TEST_GPU") {
+        Some(_) => Gpu::open().expect("a GPU"),
+        None => emulated(),
+    }
 }
 
 fn last_on_gpu(model: &Model, gpu_layers: usize, ends: &[usize]) -> Runner {
