@@ -42,7 +42,7 @@ use prima_crds::v1alpha1::node_profile::{
     SystemProfile,
 };
 use prima_engine::kernels::{IsaLevel, IsaLevelError, MatrixError, ThreadPool, ThreadPoolError};
-use prima_engine::{Compute, Gpu, GpuApi};
+use prima_engine::{Compute, EngineError, Gpu, GpuApi, OpenedGpu};
 use prima_gguf::part_paths;
 use prima_model::ModelPart;
 use prima_weights::cache_folder;
@@ -210,7 +210,7 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<Measured, ProfileError> {
     let system = system::read(root);
     let now = available_memory::read(root, system.os).map_err(ProfileError::Memory)?;
     let level = IsaLevel::from_environment().map_err(ProfileError::Level)?;
-    let asked = gpu::facts();
+    let opened = gpu::open_all();
     let key = CacheKey {
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         kernels: level.name().to_owned(),
@@ -218,8 +218,8 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<Measured, ProfileError> {
         threads,
         models: disk::folder(models).to_owned(),
         memory_total_bytes: now.total,
-        gpu: match &asked {
-            Ok(asked) => gpus_key(asked),
+        gpu: match &opened {
+            Ok(opened) => gpus_key(opened),
             Err(error) => prima_crds::error_chain(error),
         },
     };
@@ -228,7 +228,8 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<Measured, ProfileError> {
         None => {
             let pool = ThreadPool::new(threads, level).map_err(ProfileError::Threads)?;
             let before = others::Ticks::read(root);
-            let status = measure(root, system, &key, models, now, &pool)?;
+            let gpus = opened.as_deref();
+            let status = measure(root, system, &key, models, now, &pool, gpus)?;
             let others_percent = match (before, others::Ticks::read(root)) {
                 (Some(before), Some(after)) => after.others_percent(before),
                 _ => 0,
@@ -264,7 +265,8 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<Measured, ProfileError> {
             measured.most_buffer_bytes = None;
         }
     }
-    let asked = asked.unwrap_or_default();
+    let opened = opened.unwrap_or_default().into_iter();
+    let asked: Vec<gpu::AskedGpu> = opened.map(gpu::asked).collect();
     let opened = gpu::opened(&asked);
     for (facts, place) in opened.iter().zip(gpu::places(&status.gpus, &opened)) {
         if let Some(measured) = place.and_then(|place| status.gpus[place].measured.as_mut()) {
@@ -283,10 +285,10 @@ pub fn measured(measuring: &Measuring<'_>) -> Result<Measured, ProfileError> {
 }
 
 /// Names of the GPUs with their places, and why one cannot be opened.
-fn gpus_key(asked: &[gpu::AskedGpu]) -> String {
-    let each = asked.iter().map(|(facts, problem)| match problem {
-        None => facts.label(),
-        Some(problem) => prima_crds::error_chain(problem),
+fn gpus_key(opened: &[OpenedGpu]) -> String {
+    let each = opened.iter().map(|gpu| match &gpu.opened {
+        Ok(_) => gpu.facts.label(),
+        Err(error) => format!("{}: {}", gpu.facts.label(), prima_crds::error_chain(error)),
     });
     each.collect::<Vec<_>>().join(", ")
 }
@@ -304,6 +306,7 @@ fn measure(
     models: &Path,
     now: MemoryNow,
     pool: &ThreadPool,
+    opened: Result<&[OpenedGpu], &EngineError>,
 ) -> Result<NodeProfileStatus, ProfileError> {
     let begun = Instant::now();
     let weights = SampleWeights::new(cpu::cache_bytes(root), now.available);
@@ -332,8 +335,8 @@ fn measure(
         .collect::<Result<_, _>>()
         .map_err(ProfileError::Cpu)?;
     let overhead = cpu::layer_overhead_seconds(pool, &weights).map_err(ProfileError::Cpu)?;
-    progress("looking for GPUs");
-    let gpus = gpu::measure(root, &weights);
+    progress("measuring the GPUs, if there are any");
+    let gpus = gpu::measure(root, &weights, opened);
     drop(weights);
 
     progress("measuring the link to this machine itself");

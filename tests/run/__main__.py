@@ -50,7 +50,8 @@ PARTS = {
     "prima-engine::gpu_layers": ("vulkan", "all()"),
     "prima-node-agent": (
         "vulkan",
-        "(test(=profile::gpu::tests::everything_of_a_gpu_is_measured) | test(=decode::draft_model::tests::a_gpu_guesses_as_a_processor_does))",
+        "(test(=profile::gpu::tests::everything_of_a_gpu_is_measured) | test(=profile::gpu::tests::each_gpu_of_a_machine_is_in_its_profile) | "
+        "test(=decode::draft_model::tests::a_gpu_guesses_as_a_processor_does))",
     ),
     "prima-tests::processors_kernels": ("large-pages", "test(=weights_stream_on_a_raspberry_pi_5)"),
     "prima-tests::processors_rings": ("large-pages", "test(=a_raspberry_pi_5_has_large_pages)"),

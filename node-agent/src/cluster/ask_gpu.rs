@@ -7,15 +7,12 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use prima_crds::v1alpha1::ring_plan::PlannedGpu;
-use prima_engine::{EngineError, Gpu, GpuFacts, UsableGpu};
+use prima_engine::{EngineError, Gpu, GpuFacts, OpenedGpu, UsableGpu};
 use tokio::sync::Mutex;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
 
-use crate::profile::gpu::{self, AskedGpu};
-
-/// What opening a GPU may take: its driver may wake it, and be loaded for it.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
+use crate::profile::gpu::{self, ANSWERS_WITHIN, AskedGpu};
 
 /// A question that was not answered yet, if there is one. Who asks meanwhile waits for that answer first, so that a driver that hangs has one thread
 /// and not one for each question.
@@ -73,13 +70,10 @@ async fn answer_of(
 ) -> AskedGpu {
     match ask(asked, within, question).await {
         Ok(answer) => answer,
-        Err(silent) => {
-            let problem = EngineError::OneGpu {
-                gpu: facts.label(),
-                source: Box::new(silent),
-            };
-            (facts, Some(problem))
-        }
+        Err(silent) => gpu::asked(OpenedGpu {
+            facts,
+            opened: Err(silent),
+        }),
     }
 }
 
@@ -95,20 +89,13 @@ async fn ask<T: Send + 'static>(
         *asked = None;
     }
     let question = asked.get_or_insert_with(|| spawn_blocking(question));
-    let reason = match timeout(within, question).await {
-        Ok(ended) => {
-            *asked = None;
-            match ended {
-                Ok(answer) => return Ok(answer),
-                Err(panic) => format!("opening it ended: {panic}"),
-            }
-        }
-        Err(_) => {
-            let seconds = within.as_secs();
-            format!("its driver has not opened it within {seconds} s")
-        }
+    let Ok(ended) = timeout(within, question).await else {
+        return Err(gpu::silent(within));
     };
-    Err(EngineError::NoGpu { reason })
+    *asked = None;
+    ended.map_err(|panic| EngineError::NoGpu {
+        reason: format!("opening it ended: {panic}"),
+    })
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@
 use std::fs::{self, File};
 use std::io::BufWriter;
 use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::node_profile::{GpuBackend, GpuMeasurements, GpuProfile, Throughput};
@@ -40,9 +42,77 @@ pub enum GpuError {
 /// What a GPU that the engine can use says of itself, and which GPU it is and why it cannot be opened, if so.
 pub type AskedGpu = (GpuFacts, Option<EngineError>);
 
-/// What there is of GPUs that the engine can use, or why there is none.
-pub fn facts() -> Result<Vec<AskedGpu>, EngineError> {
-    Ok(Gpu::open_all()?.into_iter().map(asked).collect())
+/// What opening a GPU may take: its driver may wake it, and be loaded for it.
+pub const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
+
+/// The GPUs that the engine can use, opened, each for itself. One whose driver hangs has that as its problem: the machine is of use without it.
+///
+/// # Errors
+/// Those of looking for them, and [`EngineError::NoGpu`] if that does not end.
+pub fn open_all() -> Result<Vec<OpenedGpu>, EngineError> {
+    let usable = answer(ANSWERS_WITHIN, Gpu::usable)??.into_iter();
+    let questions = usable.map(|one| (one.facts.clone(), move || one.open()));
+    Ok(opened_within(ANSWERS_WITHIN, questions))
+}
+
+/// What they answer who are asked all at once, each for a GPU of which these facts are known.
+fn opened_within<Q>(
+    within: Duration,
+    questions: impl IntoIterator<Item = (GpuFacts, Q)>,
+) -> Vec<OpenedGpu>
+where
+    Q: FnOnce() -> OpenedGpu + Send + 'static,
+{
+    let questions = questions.into_iter();
+    let asked: Vec<_> = questions
+        .map(|(facts, question)| (facts, ask(question)))
+        .collect();
+    let until = Instant::now() + within;
+    let opened = asked.into_iter().map(|(facts, answer)| {
+        let left = until.saturating_duration_since(Instant::now());
+        answer.recv_timeout(left).unwrap_or_else(|none| OpenedGpu {
+            facts,
+            opened: Err(unanswered(none, within)),
+        })
+    });
+    opened.collect()
+}
+
+fn answer<T: Send + 'static>(
+    within: Duration,
+    question: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, EngineError> {
+    let answer = ask(question).recv_timeout(within);
+    answer.map_err(|none| unanswered(none, within))
+}
+
+/// In a thread of its own, which nobody waits for if it hangs.
+fn ask<T: Send + 'static>(question: impl FnOnce() -> T + Send + 'static) -> mpsc::Receiver<T> {
+    let (say, answer) = mpsc::channel();
+    let thread = thread::Builder::new().name("open-gpu".to_owned());
+    // Where none can be started, there is no answer.
+    let _ = thread.spawn(move || {
+        // Nobody may want it any more.
+        let _ = say.send(question());
+    });
+    answer
+}
+
+fn unanswered(none: RecvTimeoutError, within: Duration) -> EngineError {
+    match none {
+        RecvTimeoutError::Timeout => silent(within),
+        RecvTimeoutError::Disconnected => EngineError::NoGpu {
+            reason: "the thread that opens it has failed, or was not started".to_owned(),
+        },
+    }
+}
+
+/// Why a GPU cannot be used whose driver says nothing for so long.
+pub fn silent(within: Duration) -> EngineError {
+    let seconds = within.as_secs();
+    EngineError::NoGpu {
+        reason: format!("its driver has not opened it within {seconds} s"),
+    }
 }
 
 pub fn asked(OpenedGpu { facts, opened }: OpenedGpu) -> AskedGpu {
@@ -115,11 +185,15 @@ pub fn set_available(
     was_worth
 }
 
-/// All GPUs of this machine: those that the engine can use first, in the order in which they get layers.
-pub fn measure(root: &Path, weights: &SampleWeights) -> Vec<GpuProfile> {
-    let opened = match Gpu::open_all() {
+/// All GPUs of this machine: those that the engine can use first, in the order in which they get layers. `opened`: as [`open_all`] has them.
+pub fn measure(
+    root: &Path,
+    weights: &SampleWeights,
+    opened: Result<&[OpenedGpu], &EngineError>,
+) -> Vec<GpuProfile> {
+    let opened = match opened {
         Ok(opened) => opened,
-        Err(error) => return seen(root, &prima_crds::error_chain(&error)),
+        Err(error) => return seen(root, &prima_crds::error_chain(error)),
     };
     let why = "the engine uses others: those with memory of their own, else the first";
     let mut others = seen(root, why);
@@ -133,7 +207,7 @@ pub fn measure(root: &Path, weights: &SampleWeights) -> Vec<GpuProfile> {
         if let Some(same) = others.iter().position(same) {
             others.remove(same);
         }
-        gpus.push(measured(facts, opened, weights, cpu::formats()));
+        gpus.push(measured(facts, opened.as_ref(), weights, cpu::formats()));
     }
     gpus.extend(others);
     gpus
@@ -141,24 +215,24 @@ pub fn measure(root: &Path, weights: &SampleWeights) -> Vec<GpuProfile> {
 
 /// One that the engine can use, or not, as it turns out.
 fn measured(
-    facts: GpuFacts,
-    opened: Result<Gpu, EngineError>,
+    facts: &GpuFacts,
+    opened: Result<&Gpu, &EngineError>,
     weights: &SampleWeights,
     formats: impl Iterator<Item = GgmlType>,
 ) -> GpuProfile {
-    let (name, pci_address) = (facts.name.clone(), facts.pci_address.clone());
-    let backend = backend(facts.api);
-    let measured = opened
-        .map_err(GpuError::from)
-        .and_then(|gpu| measurements(&gpu, facts, weights, formats));
+    let measured = match opened {
+        Ok(gpu) => measurements(gpu, facts, weights, formats)
+            .map_err(|error| prima_crds::error_chain(&error)),
+        Err(error) => Err(prima_crds::error_chain(error)),
+    };
     let (measured, unusable) = match measured {
         Ok(measured) => (Some(measured), None),
-        Err(error) => (None, Some(prima_crds::error_chain(&error))),
+        Err(reason) => (None, Some(reason)),
     };
     GpuProfile {
-        name,
-        pci_address,
-        backend,
+        name: facts.name.clone(),
+        pci_address: facts.pci_address.clone(),
+        backend: backend(facts.api),
         unusable,
         measured,
     }
@@ -193,7 +267,7 @@ const HELD: usize = if cfg!(test) { 17 } else { 100 };
 
 fn measurements(
     gpu: &Gpu,
-    facts: GpuFacts,
+    facts: &GpuFacts,
     weights: &SampleWeights,
     formats: impl Iterator<Item = GgmlType>,
 ) -> Result<GpuMeasurements, GpuError> {
@@ -652,7 +726,7 @@ mod tests {
             most_buffer_bytes: Some(1 << 20),
         };
         let weights = SampleWeights::new(0, 0);
-        let measured = measurements(&gpu, facts, &weights, formats.into_iter()).unwrap();
+        let measured = measurements(&gpu, &facts, &weights, formats.into_iter()).unwrap();
         assert_eq!((measured.total_bytes, measured.available_bytes), (2, 1));
         for number in [
             measured.read_bytes_per_second,
@@ -666,29 +740,101 @@ mod tests {
         assert_eq!(measured.throughput.len(), expected, "{measured:?}");
     }
 
-    #[test]
-    fn each_gpu_of_a_machine_is_in_its_profile() {
-        let facts = |name: &str, address: &str| GpuFacts {
+    /// One of several of the same name.
+    fn twin(address: &str) -> GpuFacts {
+        GpuFacts {
             api: GpuApi::Vulkan,
-            name: name.into(),
+            name: "twin".to_owned(),
             pci: None,
-            pci_address: Some(address.into()),
+            pci_address: Some(address.to_owned()),
             unified_memory: true,
             total_bytes: 2,
             available_bytes: 1,
             most_buffer_bytes: None,
+        }
+    }
+
+    fn refused(facts: &GpuFacts) -> OpenedGpu {
+        OpenedGpu {
+            facts: facts.clone(),
+            opened: Err(EngineError::NoGpu {
+                reason: "it fell off".to_owned(),
+            }),
+        }
+    }
+
+    #[test]
+    fn a_driver_that_hangs_leaves_the_rest_of_the_machine() {
+        const SOON: Duration = Duration::from_millis(10);
+        let root = tempfile::tempdir().unwrap();
+        let weights = SampleWeights::new(0, 0);
+        let told = |opened: Result<&[OpenedGpu], &EngineError>| {
+            let gpus = measure(root.path(), &weights, opened);
+            let [gpu] = &gpus[..] else {
+                panic!("one GPU, not {gpus:?}");
+            };
+            assert_eq!(gpu.measured, None);
+            let reason = gpu.unusable.clone().unwrap();
+            assert!(reason.contains("not opened it within 0 s"), "{reason}");
+            gpu.plan_name().to_owned()
         };
+        let (end, ended) = mpsc::channel::<()>();
+        let facts = twin("0000:01:00.0");
+        let late = refused(&facts);
+        let hangs = move || {
+            let _ = ended.recv();
+            late
+        };
+        let opened = opened_within(SOON, [(facts, hangs)]);
+        assert_eq!(told(Ok(&opened)), "0000:01:00.0");
+        drop(end);
+
+        // Before it has said what there is: the kernel says that.
+        card(root.path(), 0, "0x8086\n", "0x46a6\n");
+        let (end, ended) = mpsc::channel::<()>();
+        let silent = answer(SOON, move || ended.recv()).unwrap_err();
+        assert_eq!(told(Err(&silent)), "Intel GPU, device 0x46a6");
+        drop(end);
+    }
+
+    /// Here the first answers once the second has.
+    #[test]
+    fn no_gpu_waits_until_another_is_opened() {
+        let (say, said) = mpsc::channel::<()>();
+        let (first, second) = (twin("0000:01:00.0"), twin("0000:02:00.0"));
+        let (of_first, of_second) = (refused(&first), refused(&second));
+        let waits: Box<dyn FnOnce() -> OpenedGpu + Send> = Box::new(move || {
+            said.recv().unwrap();
+            of_first
+        });
+        let tells: Box<dyn FnOnce() -> OpenedGpu + Send> = Box::new(move || {
+            say.send(()).unwrap();
+            of_second
+        });
+        let expected = [first.clone(), second.clone()];
+        let opened = opened_within(ANSWERS_WITHIN, [(first, waits), (second, tells)]);
+        for (one, facts) in opened.iter().zip(&expected) {
+            assert_eq!(one.facts, *facts);
+            let reason = one.opened.as_ref().unwrap_err().to_string();
+            assert!(reason.contains("it fell off"), "{reason}");
+        }
+        assert_eq!(opened.len(), expected.len());
+    }
+
+    #[test]
+    fn each_gpu_of_a_machine_is_in_its_profile() {
         let weights = SampleWeights::new(0, 0);
         let formats = || [GgmlType::Q4_0].into_iter();
-        let good = facts("twin", "0000:01:00.0");
-        let good = measured(good, Gpu::software(), &weights, formats());
+        let good = twin("0000:01:00.0");
+        let gpu = Gpu::software();
+        let good = measured(&good, gpu.as_ref(), &weights, formats());
         assert_eq!(good.pci_address.as_deref(), Some("0000:01:00.0"));
         assert!(good.measured.is_some() && good.unusable.is_none());
         let gone = EngineError::NoGpu {
             reason: "it fell off".to_owned(),
         };
-        let bad = facts("twin", "0000:02:00.0");
-        let bad = measured(bad, Err(gone), &weights, formats());
+        let bad = twin("0000:02:00.0");
+        let bad = measured(&bad, Err(&gone), &weights, formats());
         assert_eq!(bad.plan_name(), "0000:02:00.0");
         assert!(bad.measured.is_none());
         assert!(bad.unusable.unwrap().contains("it fell off"));
