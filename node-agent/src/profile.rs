@@ -336,7 +336,7 @@ fn measure(
         .map_err(ProfileError::Cpu)?;
     let overhead = cpu::layer_overhead_seconds(pool, &weights).map_err(ProfileError::Cpu)?;
     progress("measuring the GPUs, if there are any");
-    let gpus = gpu::measure(root, &weights, opened);
+    let gpus = gpu::measure(root, pool, &weights, opened);
     drop(weights);
 
     progress("measuring the link to this machine itself");

@@ -327,7 +327,7 @@ pub struct GpuMeasurements {
     pub read_bytes_per_second: i64,
     /// How fast keys and values are appended to the KV cache.
     pub kv_append_bytes_per_second: i64,
-    /// How fast activations are copied to the GPU, and weights for single passes at least. 0 with unified memory.
+    /// How fast weights are copied to the GPU for single passes. Activations count as going as fast. 0 with unified memory.
     pub to_gpu_bytes_per_second: i64,
     /// How fast activations are copied from the GPU. 0 with unified memory.
     pub from_gpu_bytes_per_second: i64,

@@ -24,7 +24,7 @@ use prima_vulkan::GpuKind;
 use crate::device::KvPositions;
 use crate::error::EngineError;
 use crate::executor::{Executor, ManyRowsExecutor};
-use crate::kernels::Matrix;
+use crate::kernels::{Matrix, ThreadPool};
 use crate::model::Model;
 use crate::residency::Residency;
 use backend::{Backend, GpuChoice};
@@ -356,6 +356,14 @@ impl Gpu {
     /// [`EngineError::Gpu`], also when the numbers are not whole rows.
     pub fn copy_rows(&self, numbers: &[f32], rows: usize) -> Result<DeviceRows, EngineError> {
         self.0.copy_rows(numbers, rows)
+    }
+
+    /// Copies weights there by all threads of `pool`, as for a pass of layers that do not stay there, to where nobody needs them.
+    ///
+    /// # Errors
+    /// [`EngineError::Gpu`].
+    pub fn copy_weights(&self, pool: &ThreadPool, weights: &[u8]) -> Result<(), EngineError> {
+        self.0.copy_weights(pool, weights)
     }
 
     /// Copies the numbers back.

@@ -11,7 +11,7 @@ mod on_gpu;
 
 use std::error::Error as _;
 
-use prima_engine::kernels::{Matrix, supported};
+use prima_engine::kernels::{IsaLevel, Matrix, ThreadPool, supported};
 use prima_engine::{Gpu, GpuApi, LayerDevices, LayerWindow, Model, Residency};
 use prima_gguf::GgmlType;
 use prima_test_models::MadeUpModel;
@@ -43,6 +43,8 @@ fn what_is_measured_is_done_there() {
     gpu.append(&rows, &others).unwrap();
     assert_eq!(gpu.copy_back(&rows).unwrap(), numbers);
     assert_eq!(gpu.copy_back(&others).unwrap(), numbers);
+    let pool = ThreadPool::new(1, IsaLevel::detect()).unwrap();
+    gpu.copy_weights(&pool, &[1; 100]).unwrap();
 
     let all = GgmlType::ALL.iter().copied();
     let refused = all

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::node_profile::{GpuBackend, GpuMeasurements, GpuProfile, Throughput};
 use prima_crds::v1alpha1::ring_plan;
-use prima_engine::kernels::MatrixError;
+use prima_engine::kernels::{MatrixError, ThreadPool};
 use prima_engine::{
     BatchEntry, Compute, EngineError, GPU_HEAD_ROWS, Gpu, GpuApi, GpuFacts, KvCache, KvFormat,
     LayerDevices, LayerWindow, Model, OpenedGpu, Residency, UPLOAD_BYTES,
@@ -185,9 +185,11 @@ pub fn set_available(
     was_worth
 }
 
-/// All GPUs of this machine: those that the engine can use first, in the order in which they get layers. `opened`: as [`open_all`] has them.
+/// All GPUs of this machine: those that the engine can use first, in the order in which they get layers. `opened`: as [`open_all`] has them. `pool`:
+/// the threads that copy weights.
 pub fn measure(
     root: &Path,
+    pool: &ThreadPool,
     weights: &SampleWeights,
     opened: Result<&[OpenedGpu], &EngineError>,
 ) -> Vec<GpuProfile> {
@@ -207,7 +209,8 @@ pub fn measure(
         if let Some(same) = others.iter().position(same) {
             others.remove(same);
         }
-        gpus.push(measured(facts, opened.as_ref(), weights, cpu::formats()));
+        let opened = opened.as_ref();
+        gpus.push(measured(facts, opened, pool, weights, cpu::formats()));
     }
     gpus.extend(others);
     gpus
@@ -217,11 +220,12 @@ pub fn measure(
 fn measured(
     facts: &GpuFacts,
     opened: Result<&Gpu, &EngineError>,
+    pool: &ThreadPool,
     weights: &SampleWeights,
     formats: impl Iterator<Item = GgmlType>,
 ) -> GpuProfile {
     let measured = match opened {
-        Ok(gpu) => measurements(gpu, facts, weights, formats)
+        Ok(gpu) => measurements(gpu, facts, pool, weights, formats)
             .map_err(|error| prima_crds::error_chain(&error)),
         Err(error) => Err(prima_crds::error_chain(error)),
     };
@@ -268,24 +272,29 @@ const HELD: usize = if cfg!(test) { 17 } else { 100 };
 fn measurements(
     gpu: &Gpu,
     facts: &GpuFacts,
+    pool: &ThreadPool,
     weights: &SampleWeights,
     formats: impl Iterator<Item = GgmlType>,
 ) -> Result<GpuMeasurements, GpuError> {
     let numbers = vec![0.5; ROWS * ROW];
-    let bytes = (ROWS * ROW * 4) as f64;
-    let rate = |samples: RunTimes| (bytes / samples.median()) as i64;
+    let bytes = ROWS * ROW * 4;
+    let rate = |samples: RunTimes| (bytes as f64 / samples.median()) as i64;
     let rows = gpu.copy_rows(&numbers, ROWS)?;
     let other_rows = gpu.copy_rows(&numbers, ROWS)?;
     let read = busy(|| gpu.read(&rows))?;
     let written = busy(|| gpu.append(&rows, &other_rows))?;
-    let to = busy(|| gpu.copy_rows(&numbers, ROWS).map(drop))?;
-    let from = busy(|| gpu.copy_back(&rows).map(drop))?;
     // A window's activation goes there and back in one pass; what a pass of almost no bytes takes stands for both copies.
     let one = gpu.copy_rows(&[0.5], 1)?;
     let both = busy(|| gpu.copy_back(&one).map(drop))?;
     let (to, from) = match facts.unified_memory {
         true => (0, 0),
-        false => (rate(to), rate(from)),
+        false => {
+            // What is copied most are weights for single passes, each time others.
+            let mut parts = weights.bytes().chunks_exact(bytes).cycle();
+            let to = busy(|| gpu.copy_weights(pool, parts.next().unwrap_or_default()))?;
+            let from = busy(|| gpu.copy_back(&rows).map(drop))?;
+            (rate(to), rate(from))
+        }
     };
     let throughput = throughputs(gpu, weights, formats)?;
     let layer_overhead = layer_overhead_seconds(gpu, &throughput)?;
@@ -575,6 +584,8 @@ fn folders(path: &Path) -> impl Iterator<Item = std::path::PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use prima_engine::kernels::IsaLevel;
+
     use super::*;
 
     fn file(root: &Path, path: &str, text: &str) {
@@ -726,7 +737,7 @@ mod tests {
             most_buffer_bytes: Some(1 << 20),
         };
         let weights = SampleWeights::new(0, 0);
-        let measured = measurements(&gpu, &facts, &weights, formats.into_iter()).unwrap();
+        let measured = measurements(&gpu, &facts, &pool(), &weights, formats.into_iter()).unwrap();
         assert_eq!((measured.total_bytes, measured.available_bytes), (2, 1));
         for number in [
             measured.read_bytes_per_second,
@@ -738,6 +749,10 @@ mod tests {
             assert!(number > 0, "{measured:?}");
         }
         assert_eq!(measured.throughput.len(), expected, "{measured:?}");
+    }
+
+    fn pool() -> ThreadPool {
+        ThreadPool::new(2, IsaLevel::detect()).unwrap()
     }
 
     /// One of several of the same name.
@@ -769,7 +784,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let weights = SampleWeights::new(0, 0);
         let told = |opened: Result<&[OpenedGpu], &EngineError>| {
-            let gpus = measure(root.path(), &weights, opened);
+            let gpus = measure(root.path(), &pool(), &weights, opened);
             let [gpu] = &gpus[..] else {
                 panic!("one GPU, not {gpus:?}");
             };
@@ -827,14 +842,14 @@ mod tests {
         let formats = || [GgmlType::Q4_0].into_iter();
         let good = twin("0000:01:00.0");
         let gpu = Gpu::software();
-        let good = measured(&good, gpu.as_ref(), &weights, formats());
+        let good = measured(&good, gpu.as_ref(), &pool(), &weights, formats());
         assert_eq!(good.pci_address.as_deref(), Some("0000:01:00.0"));
         assert!(good.measured.is_some() && good.unusable.is_none());
         let gone = EngineError::NoGpu {
             reason: "it fell off".to_owned(),
         };
         let bad = twin("0000:02:00.0");
-        let bad = measured(&bad, Err(&gone), &weights, formats());
+        let bad = measured(&bad, Err(&gone), &pool(), &weights, formats());
         assert_eq!(bad.plan_name(), "0000:02:00.0");
         assert!(bad.measured.is_none());
         assert!(bad.unusable.unwrap().contains("it fell off"));

@@ -9,7 +9,7 @@ use super::facts::GpuFacts;
 use crate::device::KvPositions;
 use crate::error::EngineError;
 use crate::executor::{Executor, ManyRowsExecutor};
-use crate::kernels::Matrix;
+use crate::kernels::{Matrix, ThreadPool};
 use crate::model::Model;
 use crate::residency::Residency;
 
@@ -66,6 +66,9 @@ pub(super) trait Backend: Send + Sync {
     fn copy_matrix(&self, matrix: Matrix<'_>) -> Result<DeviceMatrix, EngineError>;
 
     fn copy_rows(&self, numbers: &[f32], rows: usize) -> Result<DeviceRows, EngineError>;
+
+    /// As [`Gpu::copy_weights`](super::Gpu::copy_weights).
+    fn copy_weights(&self, pool: &ThreadPool, weights: &[u8]) -> Result<(), EngineError>;
 
     fn copy_back(&self, rows: &DeviceRows) -> Result<Vec<f32>, EngineError>;
 

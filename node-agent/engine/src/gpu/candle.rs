@@ -20,7 +20,7 @@ use super::facts::GpuFacts;
 use crate::device::KvPositions;
 use crate::error::EngineError;
 use crate::executor::{Executor, ManyRowsExecutor};
-use crate::kernels::Matrix;
+use crate::kernels::{Matrix, ThreadPool};
 use crate::model::Model;
 use crate::residency::Residency;
 use head::CandleHead;
@@ -80,6 +80,12 @@ impl Backend for CandleGpu {
             .and_then(|rows| self.device.synchronize().map(|()| rows));
         let copied = copied.map_err(|source| error("copy rows", source))?;
         Ok(DeviceRows(Box::new(copied)))
+    }
+
+    fn copy_weights(&self, _pool: &ThreadPool, weights: &[u8]) -> Result<(), EngineError> {
+        let copied = Tensor::from_slice(weights, weights.len(), &self.device)
+            .and_then(|copied| self.device.synchronize().map(|()| drop(copied)));
+        copied.map_err(|source| error("copy weights", source))
     }
 
     fn copy_back(&self, rows: &DeviceRows) -> Result<Vec<f32>, EngineError> {

@@ -24,7 +24,7 @@ use super::facts::{GpuApi, GpuFacts};
 use crate::device::KvPositions;
 use crate::error::EngineError;
 use crate::executor::{Executor, ManyRowsExecutor};
-use crate::kernels::Matrix;
+use crate::kernels::{Matrix, ThreadPool};
 use crate::model::Model;
 use crate::residency::Residency;
 pub use head::GPU_HEAD_ROWS;
@@ -106,6 +106,11 @@ impl Backend for VulkanGpu {
     fn copy_rows(&self, numbers: &[f32], rows: usize) -> Result<DeviceRows, EngineError> {
         let copied = probe::copy_rows(&self.device, numbers, rows);
         copied.map_err(|source| error("copy rows", source))
+    }
+
+    fn copy_weights(&self, pool: &ThreadPool, weights: &[u8]) -> Result<(), EngineError> {
+        let copied = self.room().copy(&self.device, pool, weights);
+        copied.map_err(|source| error("copy weights", source))
     }
 
     fn copy_back(&self, rows: &DeviceRows) -> Result<Vec<f32>, EngineError> {

@@ -4,11 +4,12 @@
 use std::fs::{self, OpenOptions};
 use std::time::Duration;
 
+use prima_engine::kernels::{IsaLevel, ThreadPool};
 use prima_engine::{BatchEntry, EngineError, KvCache, KvFormat, LayerDevices, Model};
 use prima_gguf::GgmlType;
 use prima_test_models::{FAMILIES, MadeUpModel, Runner, difference, layers_of_each_kind};
 
-use crate::on_gpu::{FLOAT, QUANTIZED, gpu, small_with_windows};
+use crate::on_gpu::{FLOAT, QUANTIZED, gpu, open, small_with_windows};
 
 /// Passes of at least so many rows go to the GPU.
 const MANY: usize = 8;
@@ -168,6 +169,25 @@ fn matrices_are_on_their_way_while_the_gpu_computes() {
     // Nobody asks any more.
     pass();
     assert!(gpu().end_timeline().unwrap().computed.is_empty());
+}
+
+/// What a profile measures: copies to one place, in the pieces and on the queue of passes.
+#[test]
+fn weights_are_measured_on_the_way_that_they_go() {
+    const PIECE: usize = 2 << 20;
+    let gpu = open();
+    let pool = ThreadPool::new(2, IsaLevel::detect()).unwrap();
+    gpu.copy_weights(&pool, &vec![1; 5 * PIECE / 2]).unwrap();
+    let held = gpu.allocated_bytes();
+    assert!(held >= Some(5 * PIECE as u64 / 2), "{held:?}");
+    for (bytes, pieces) in [(5 * PIECE / 2, 3), (PIECE, 1)] {
+        gpu.start_timeline().unwrap();
+        gpu.copy_weights(&pool, &vec![2; bytes]).unwrap();
+        let timeline = gpu.end_timeline().unwrap();
+        assert_eq!(timeline.copied.len(), pieces, "{timeline:?}");
+        assert_eq!(timeline.filled.len(), pieces, "{timeline:?}");
+        assert_eq!(gpu.allocated_bytes(), held);
+    }
 }
 
 #[test]

@@ -26,7 +26,7 @@ use crate::executor::{Executor, ManyRowsExecutor};
 use crate::gpu::backend::error;
 use crate::gpu::facts::GpuApi;
 use crate::gpu::parts;
-use crate::kernels::{self, KvBlock, KvShape};
+use crate::kernels::{self, KvBlock, KvShape, ThreadPool};
 use crate::kv_cache::LayerKv;
 use crate::layer::{self, Layer, kv_shape};
 use crate::model::Model;
@@ -254,7 +254,8 @@ impl StreamedLayers {
             })?;
             grow(&mut room.back, bytes(back), |bytes| {
                 device.host_buffer(bytes)
-            })
+            })?;
+            Ok(())
         })
     }
 }
@@ -325,18 +326,59 @@ impl StreamedLayer {
     }
 }
 
-/// Sees to it that a buffer has so many bytes. What is there may be lost.
+impl StreamRoom {
+    /// Copies weights to a slot, as for a pass, which needs them no longer.
+    pub fn copy(
+        &mut self,
+        device: &Device,
+        pool: &ThreadPool,
+        weights: &[u8],
+    ) -> Result<(), VulkanError> {
+        let [slot, _] = &mut self.matrices;
+        let slot = grow(slot, weights.len() as u64, |bytes| {
+            device.upload_buffer(bytes)
+        })?;
+        let uploads = match &mut self.uploads {
+            Some(uploads) => uploads,
+            none => none.insert(device.uploads()?),
+        };
+        let mut uploading = uploads.begin();
+        write(pool, &mut uploading, slot.whole(), 0, weights)?;
+        uploading.wait()
+    }
+}
+
+/// The buffer, with so many bytes at least. What is there may be lost.
 fn grow(
     buffer: &mut Option<Buffer>,
     bytes: u64,
     new: impl FnOnce(u64) -> Result<Buffer, VulkanError>,
+) -> Result<&mut Buffer, VulkanError> {
+    // One that is too small is freed before.
+    let large = buffer.take().filter(|own| own.bytes() >= bytes);
+    let own = match large {
+        Some(own) => own,
+        None => new(bytes)?,
+    };
+    Ok(buffer.insert(own))
+}
+
+/// Copies bytes of weights to their place, `first` bytes behind where it begins, by all threads.
+fn write<'a>(
+    pool: &ThreadPool,
+    uploading: &mut Uploading<'a>,
+    to: Slice<'a>,
+    first: usize,
+    weights: &[u8],
 ) -> Result<(), VulkanError> {
-    if buffer.as_ref().is_none_or(|own| own.bytes() < bytes) {
-        // The old one is freed before.
-        *buffer = None;
-        *buffer = Some(new(bytes)?);
-    }
-    Ok(())
+    let place = first as u64..(first + weights.len()) as u64;
+    uploading.write(to, place, |done, out| {
+        let from = &weights[done..][..out.len()];
+        let len = out.len().div_ceil(pool.threads()).max(COPIED);
+        pool.fill(out, len, |part, out| {
+            out.copy_from_slice(&from[part * len..][..out.len()]);
+        });
+    })
 }
 
 /// The blocks of each chunk in the layer at `place`: those that its rows see, and new ones.
@@ -404,22 +446,15 @@ impl<'a> Copies<'a> {
         Ok(())
     }
 
-    /// Copies rows of a matrix to their place, `first` bytes behind where it begins, by all threads.
+    /// Copies rows of a matrix to their place, `first` bytes behind where it begins.
     fn rows(
         &mut self,
         to: Slice<'a>,
         first: usize,
         rows: kernels::Matrix<'_>,
     ) -> Result<(), VulkanError> {
-        let (pool, bytes) = (self.compute.pool(), rows.bytes());
-        let place = first as u64..(first + bytes.len()) as u64;
-        self.uploading.write(to, place, |done, out| {
-            let from = &bytes[done..][..out.len()];
-            let len = out.len().div_ceil(pool.threads()).max(COPIED);
-            pool.fill(out, len, |part, out| {
-                out.copy_from_slice(&from[part * len..][..out.len()]);
-            });
-        })
+        let pool = self.compute.pool();
+        write(pool, &mut self.uploading, to, first, rows.bytes())
     }
 
     fn layer(&self) -> &'a StreamedLayer {
