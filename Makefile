@@ -6,8 +6,10 @@ SHELL := /bin/bash
 .PHONY: help run test lint fmt images bench bench-engine bench-rings bench-conversations bench-kernels bench-experts bench-experts-ring bench-70b check-gpu check-cuda fuzz faults assets
 
 PYTHON ?= python3
+# Where what is fetched stays.
+CACHE := $(or $(PRIMA_CACHE),$(HOME)/.cache/prima)
 # The model that `make run` fetches; with MODEL=path nothing is fetched.
-FETCHED_MODEL := $(or $(PRIMA_CACHE),$(HOME)/.cache/prima)/models/SmolLM2-135M-Instruct-Q4_1.gguf
+FETCHED_MODEL := $(CACHE)/models/SmolLM2-135M-Instruct-Q4_1.gguf
 MODEL ?= $(FETCHED_MODEL)
 MEMBERS ?= 3
 # Everything that may build HiGHS, the planner's solver, has what that takes.
@@ -76,11 +78,12 @@ bench-70b: ## Measure a model of 70B in a ring of four machines with 4 GiB each 
 	$(WITH) cargo run --profile dist --locked -p prima-bench -- --70b
 
 check-gpu: ## Check and measure layers on this machine's GPU; target/gpu-check.tar.xz does so on others (PRIMA_GPU=software: without a GPU)
+	$(if $(filter software,$(PRIMA_GPU)),$(PYTHON) tests/run/machine.py vulkan)
 	$(PYTHON) tests/assets/fetch.py gpu
 	$(WITH) $(PYTHON) tests/gpu/bundle.py
 	rm -rf target/gpu-check
 	tar -C target -xf target/gpu-check.tar.xz
-	target/gpu-check/check
+	MESA_SHADER_CACHE_DIR='$(or $(MESA_SHADER_CACHE_DIR),$(CACHE)/vulkan)' target/gpu-check/check
 
 check-cuda: ## Compile the CUDA build on a machine without a GPU
 	node-agent/engine/check-cuda.sh
