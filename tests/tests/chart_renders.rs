@@ -160,6 +160,7 @@ fn values_that_mean_nothing_are_refused_by_name() {
         ("agent.dataDir=var/lib/prima", "/agent/dataDir"),
         ("agent.modelDirs={/}", "/agent/modelDirs/0"),
         ("agent.image.digest=latest", "/agent/image/digest"),
+        ("agent.gpus.dri.count=0", "/agent/gpus/dri/count"),
         ("image.pullPolicy=Sometimes", "/image/pullPolicy"),
         ("allowedServers={http://nas:8080}", "/allowedServers/0"),
         ("allowedServers={nas:8080}", "/allowedServers/0"),

@@ -162,12 +162,13 @@ spec:
 {{- end }}
 
 {{- /*
-What an agent of a variant asks for; its GPU is the whole node's, so the device plugin is asked for one.
+What an agent of a variant asks for, of the device plugin all GPUs of its node.
 */}}
 {{- define "prima.agent.resources" -}}
 {{- $resources := deepCopy (default (dict) .context.Values.agent.resources) }}
 {{- if eq .variant "dri" }}
-{{- $_ := set $resources "limits" (set (default (dict) $resources.limits) .context.Values.agent.gpus.dri.resource 1) }}
+{{- $dri := .context.Values.agent.gpus.dri }}
+{{- $_ := set $resources "limits" (set (default (dict) $resources.limits) $dri.resource (default 1 $dri.count)) }}
 {{- end }}
 {{- toYaml $resources }}
 {{- end }}
