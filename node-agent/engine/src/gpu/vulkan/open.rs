@@ -59,17 +59,8 @@ impl VulkanGpu {
         if !indices.is_empty() {
             return Ok((gpus, indices));
         }
-        let mut wanted = gpus.facts().filter(|facts| is_wanted(facts, software));
-        let unfit =
-            wanted.find_map(|facts| Some(format!("{}: {}", facts.name, facts.unfit.as_deref()?)));
-        let none = match software {
-            true => {
-                "Vulkan's drivers list none that computes on the processor (Debian: mesa-vulkan-drivers)"
-            }
-            false => "Vulkan's drivers list no GPU",
-        };
         Err(EngineError::NoGpu {
-            reason: unfit.unwrap_or_else(|| none.to_owned()),
+            reason: none_of(gpus.facts(), software),
         })
     }
 
@@ -111,6 +102,23 @@ impl ListedGpu {
 
 fn is_wanted(facts: &Facts, software: bool) -> bool {
     (facts.kind == GpuKind::Software) == software
+}
+
+/// Why none of these may be used.
+fn none_of<'a>(all: impl Iterator<Item = &'a Facts>, software: bool) -> String {
+    let mut wanted = all.filter(|facts| is_wanted(facts, software));
+    let unfit =
+        wanted.find_map(|facts| Some(format!("{}: {}", facts.name, facts.unfit.as_deref()?)));
+    let none = match software {
+        true => {
+            "Vulkan's drivers list none that computes on the processor (Debian: mesa-vulkan-drivers)"
+        }
+        false => {
+            "Vulkan's drivers list no GPU: look for /dev/dri (AMD, Intel), or for NVIDIA's file nvidia_icd.json, which its driver or its \
+             container toolkit puts among Vulkan's drivers"
+        }
+    };
+    unfit.unwrap_or_else(|| none.to_owned())
 }
 
 /// The places of those that fit: all that have memory of their own, else the first. Of those that compute on the processor, which only tests ask
@@ -164,6 +172,21 @@ mod tests {
             total_bytes: 1,
             unfit: None,
         }
+    }
+
+    /// As in an image with Mesa's drivers, on a node whose GPU has none there.
+    #[test]
+    fn who_has_no_gpu_is_told_what_to_look_for() {
+        let only_software = [listed(GpuKind::Software, None)];
+        let none = none_of(only_software.iter(), false);
+        assert!(none.contains("list no GPU"), "{none}");
+        assert!(none.contains("nvidia_icd.json"), "{none}");
+        let mut old = listed(GpuKind::Discrete, None);
+        let none = none_of([&old].into_iter(), true);
+        assert!(none.contains("mesa-vulkan-drivers"), "{none}");
+        old.unfit = Some("it is too old".to_owned());
+        let none = none_of([&only_software[0], &old].into_iter(), false);
+        assert_eq!(none, "GPU: it is too old");
     }
 
     #[test]
