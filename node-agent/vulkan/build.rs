@@ -114,6 +114,9 @@ enum Needs {
 /// Memory that a group's threads share, as every device has it.
 const SHARED_BYTES: u32 = 16 << 10;
 
+/// Threads of a group at most. (Vulkan promises 128: `src/gpus.rs` asks for these.)
+const THREADS: u32 = 256;
+
 const ENABLE_UNITS: &str = "enable f16;\nenable wgpu_cooperative_matrix;\n";
 
 fn main() {
@@ -183,6 +186,11 @@ fn main() {
         compile(name, &source(files.iter().copied()), Needs::None);
     }
     table += "];\n";
+    writeln!(
+        table,
+        "/// Threads of a group at most.\npub(crate) const THREADS: u32 = {THREADS};"
+    )
+    .unwrap();
     fs::write(folder.join("spirv.rs"), table).expect("OUT_DIR is writable");
 }
 
@@ -302,6 +310,12 @@ fn spirv(name: &str, source: &str, needs: Needs) -> Vec<u32> {
         shared <= SHARED_BYTES || needs == Needs::MatrixUnits,
         "{name}: {shared} bytes of shared memory"
     );
+    for size in module.entry_points.iter().map(|entry| entry.workgroup_size) {
+        assert!(
+            size[0] <= THREADS && size[1..] == [1, 1],
+            "{name}: groups of {size:?} threads"
+        );
+    }
     // Kernels stay in their bounds by themselves: who starts them checks sizes.
     let unchecked = BoundsCheckPolicies {
         index: BoundsCheckPolicy::Unchecked,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ash::vk;
 
 use crate::error::VulkanError;
-use crate::kernels::BINDINGS;
+use crate::kernels::{BINDINGS, THREADS};
 
 /// The loader, and what it found. Clones share it.
 #[derive(Clone)]
@@ -201,8 +201,7 @@ impl Found {
             names.any(|extension| extension.extension_name_as_c_str() == Ok(name))
         };
         let name = properties.device_name_as_c_str().unwrap_or(c"GPU");
-        let buffers = properties.limits.max_per_stage_descriptor_storage_buffers;
-        let unfit = unfit(properties.api_version, buffers);
+        let unfit = unfit(properties.api_version, &properties.limits);
         let upload_queue = upload_queue(&families, queue_family);
         let timestamp_bits = |family: u32| families[family as usize].timestamp_valid_bits;
         Some(Found {
@@ -267,8 +266,9 @@ fn upload_queue(families: &[vk::QueueFamilyProperties], kernels: u32) -> (u32, u
     }
 }
 
-/// Why a GPU cannot run our kernels: its driver's version of Vulkan, and the buffers that a kernel may have there.
-fn unfit(version: u32, buffers: u32) -> Option<String> {
+/// Why a GPU cannot run our kernels: its driver's version of Vulkan, and the buffers and the threads that a kernel may have there. (The memory that
+/// threads share, every GPU has.)
+fn unfit(version: u32, limits: &vk::PhysicalDeviceLimits) -> Option<String> {
     let (major, minor) = (
         vk::api_version_major(version),
         vk::api_version_minor(version),
@@ -278,9 +278,20 @@ fn unfit(version: u32, buffers: u32) -> Option<String> {
             "its driver has Vulkan {major}.{minor}; a driver with 1.1 or later is needed"
         ));
     }
-    (buffers < BINDINGS).then(|| {
-        format!("its driver gives a kernel {buffers} buffers, and prima's kernels take {BINDINGS}")
-    })
+    let buffers = limits.max_per_stage_descriptor_storage_buffers;
+    let [along, ..] = limits.max_compute_work_group_size;
+    let threads = limits.max_compute_work_group_invocations.min(along);
+    for (found, taken, what) in [
+        (buffers, BINDINGS, "buffers"),
+        (threads, THREADS, "threads in a group"),
+    ] {
+        if found < taken {
+            return Some(format!(
+                "its driver gives a kernel {found} {what}, and prima's kernels take {taken}"
+            ));
+        }
+    }
+    None
 }
 
 fn pci_address(instance: &ash::Instance, physical: vk::PhysicalDevice) -> String {
@@ -338,8 +349,7 @@ fn abilities(
         instance.get_physical_device_properties2(physical, &mut properties);
     }
     let limits = properties.properties.limits;
-    let roomy = limits.max_compute_shared_memory_size >= MATRIX_UNITS_SHARED
-        && limits.max_compute_work_group_invocations >= 256;
+    let roomy = limits.max_compute_shared_memory_size >= MATRIX_UNITS_SHARED;
     let halves = storage.storage_buffer16_bit_access
         & storage.uniform_and_storage_buffer16_bit_access
         & float16.shader_float16;
@@ -412,14 +422,39 @@ mod tests {
 
     #[test]
     fn a_gpu_that_cannot_be_used_says_why() {
-        assert_eq!(unfit(vk::API_VERSION_1_1, BINDINGS), None);
-        assert_eq!(unfit(vk::API_VERSION_1_3, 500_000), None);
-        let old = unfit(vk::API_VERSION_1_0, BINDINGS).unwrap();
+        let least = vk::PhysicalDeviceLimits::default()
+            .max_per_stage_descriptor_storage_buffers(BINDINGS)
+            .max_compute_work_group_invocations(THREADS)
+            .max_compute_work_group_size([THREADS, 128, 64]);
+        assert_eq!(unfit(vk::API_VERSION_1_1, &least), None);
+        let many = least
+            .max_per_stage_descriptor_storage_buffers(500_000)
+            .max_compute_work_group_invocations(1024);
+        assert_eq!(unfit(vk::API_VERSION_1_3, &many), None);
+        let old = unfit(vk::API_VERSION_1_0, &least).unwrap();
         assert!(old.contains("Vulkan 1.0;"), "{old}");
-        let few = unfit(vk::API_VERSION_1_3, 4).unwrap();
-        assert!(
-            few.contains("4 buffers") && few.contains(&BINDINGS.to_string()),
-            "{few}"
-        );
+        for (limits, told, taken) in [
+            (
+                least.max_per_stage_descriptor_storage_buffers(4),
+                "4 buffers",
+                BINDINGS,
+            ),
+            (
+                least.max_compute_work_group_invocations(128),
+                "128 threads",
+                THREADS,
+            ),
+            (
+                least.max_compute_work_group_size([128; 3]),
+                "128 threads",
+                THREADS,
+            ),
+        ] {
+            let few = unfit(vk::API_VERSION_1_3, &limits).unwrap();
+            assert!(
+                few.contains(told) && few.contains(&taken.to_string()),
+                "{few}"
+            );
+        }
     }
 }
