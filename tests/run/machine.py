@@ -170,6 +170,7 @@ def registry() -> str:
 def root_file_systems() -> str:
     """Debian's packages, unpacked into a root file system, and programs in it."""
     root()
+    namespaces("true")
     return installed("mmdebstrap", "mmdebstrap")
 
 

@@ -5,13 +5,15 @@ use std::env;
 use std::fs;
 use std::iter;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use prima_tests::image_archive::{
     ARCHITECTURES, IMAGES, Layout, assemble, build, own_architecture, unpack,
 };
-use prima_tests::inputs;
+use prima_tests::local_ring::smollm2;
+use prima_tests::machine_ring::{Host, MachineRing, Node, cut};
+use prima_tests::{Endpoint, http, inputs};
 use serde_json::{Value, json};
 
 #[test]
@@ -69,6 +71,34 @@ fn an_archive_has_an_image_for_each_name_and_processor() {
     }
 }
 
+/// A machine that has the files in a root file system, and beside them what the kernel tells, the tests' folders and the model.
+struct Root {
+    files: PathBuf,
+    model: PathBuf,
+}
+
+impl Host for Root {
+    fn program(&self, name: &str) -> Command {
+        // What is put there is there for this process alone.
+        let enter = r#"
+            root=$3
+            for folder in /proc "$1" "$2"; do
+                mkdir -p "$root$folder" && mount --rbind "$folder" "$root$folder" || exit
+            done
+            shift 2
+            exec chroot "$@"
+        "#;
+        let temporary = env::temp_dir();
+        let models = self.model.parent().expect("a folder");
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "sh", "-c", enter, "sh"])
+            .args([&*temporary, models, &*self.files])
+            .arg(format!("/usr/{name}"));
+        command
+    }
+}
+
 /// As images have them: the links, libraries and certificates that programs find, what scanners look for, and Vulkan in one of the two.
 #[test]
 fn a_root_file_system_runs_the_programs() {
@@ -123,6 +153,28 @@ fn a_root_file_system_runs_the_programs() {
         assert!(run("prima", &["--version"]).starts_with("prima "));
         let said = run("prima-node-agent", &["inspect", "--gpu"]);
         assert!(said.contains(found), "{name}: {said}");
+        if vulkan {
+            continue;
+        }
+        // Where there is no loader of Vulkan, rings compute all the same.
+        let machine = Root {
+            files: root,
+            model: smollm2(),
+        };
+        let node = || Node {
+            machine: &machine,
+            model: machine.model.clone(),
+        };
+        let planned = cut(&machine.model, 512, 2, 1);
+        let ring = MachineRing::start(planned, &[node(), node()], &[]);
+        let body = json!({
+            "model": ring.model(),
+            "prompt": "The capital of France is",
+            "max_tokens": 8,
+            "temperature": 0,
+        });
+        let answer = http::post(ring.address(), "/v1/completions", &body).expect("an answer");
+        assert!(answer.body.contains("Paris"), "{}", answer.body);
     }
 }
 
