@@ -98,13 +98,21 @@ pub(super) async fn run_member(args: &RunArgs) -> Result<(), BorrowError> {
     Ok(())
 }
 
-/// The plan without what is of this machine only: where files lie, and the model that guesses.
+/// The plan without what is of this machine only: where files lie, and the model that guesses. A lender refuses a plan with a field that it does not
+/// know, so which GPUs other members use is left out, too.
 fn plan_for_lender(plan: &MemberPlan) -> Result<String, BorrowError> {
     let mut spec = plan.spec.clone();
     let file = PathBuf::from(&spec.model.file);
     let name = file.file_name().unwrap_or_default();
     spec.model.file = name.to_string_lossy().into_owned();
     spec.draft = None;
+    for (rank, member) in spec.members.iter_mut().enumerate() {
+        // Without a draft model, no plan may have one on a GPU.
+        member.draft_on_gpu = false;
+        if rank != plan.rank {
+            member.gpus.clear();
+        }
+    }
     let mut document = RingPlan::new("lent", spec);
     document.metadata.uid = plan.uid.clone();
     serde_saphyr::to_string(&document).map_err(BorrowError::Yaml)
@@ -256,7 +264,43 @@ fn show_progress(sent: u64, total: u64) {
 
 #[cfg(test)]
 mod tests {
+    use prima_crds::v1alpha1::ring_plan::{PlannedDraft, PlannedGpu};
+
     use super::*;
+    use crate::ring::test_plan::plan;
+
+    #[test]
+    fn a_lender_reads_a_plan_whose_draft_model_is_on_another_gpu() {
+        let mut spec = plan(6, 3, 1, &[2, 4]);
+        spec.model.file = "/models/test.gguf".to_owned();
+        spec.draft = Some(PlannedDraft {
+            model: spec.model.clone(),
+            memory_bytes: 0,
+        });
+        spec.members[0].draft_on_gpu = true;
+        for member in &mut spec.members {
+            member.gpus = vec![PlannedGpu {
+                name: format!("the GPU of {}", member.name),
+                beside_layers_bytes: 0,
+            }];
+        }
+        spec.validate().unwrap();
+        let plan = MemberPlan {
+            spec,
+            uid: Some("a uid".to_owned()),
+            rank: 1,
+        };
+        let text = plan_for_lender(&plan).unwrap();
+        let told = RingPlan::from_yaml("the plan", &text).unwrap();
+        let spec = told.spec;
+        assert_eq!((told.metadata.uid, spec.draft), (plan.uid, None));
+        assert_eq!(spec.model.file, "test.gguf");
+        let gpus = spec.members.iter().map(|member| member.gpus.len());
+        assert_eq!(gpus.collect::<Vec<_>>(), [0, 1, 0]);
+        assert_eq!(spec.members[1].gpus, plan.spec.members[1].gpus);
+        // A lender of before refuses a plan that has it at all.
+        assert!(!text.contains("draftOnGpu"), "{text}");
+    }
 
     #[test]
     fn a_lender_that_takes_nothing_for_long_is_lost() {
