@@ -141,8 +141,8 @@ pub struct NodeProfileStatus {
     /// has it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub reads_windowed_sequences: bool,
-    /// Whether the agent reads the field `gpus` of a RingPlan's members. Absent, as in documents of earlier versions: it refuses a plan that has
-    /// it.
+    /// Whether the agent reads the fields `gpus` and `draftOnGpu` of a RingPlan's members. Absent, as in documents of earlier versions: it refuses
+    /// a plan that has one of them.
     #[serde(default, skip_serializing_if = "is_false")]
     pub reads_gpus: bool,
     /// Whether the agent reads the field `chunkPositions` of a RingPlan. Absent, as in documents of earlier versions: it refuses a plan that has

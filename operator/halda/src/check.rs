@@ -98,6 +98,7 @@ pub fn check(
         options,
         windowed_sequences: plan.windowed_sequences,
         chunk_positions: plan.report.chunk_positions,
+        says_of_gpus: plan.report.members.iter().any(says_of_gpus),
     };
     for (rank, (member, report)) in plan.members.iter().zip(&plan.report.members).enumerate() {
         let node = nodes
@@ -208,17 +209,24 @@ struct Asked<'a> {
     /// The plan's.
     windowed_sequences: usize,
     chunk_positions: usize,
+    /// Of any member: agents read the whole plan.
+    says_of_gpus: bool,
+}
+
+/// Whether a plan says of this member what agents of earlier versions do not read.
+fn says_of_gpus(report: &MemberReport) -> bool {
+    !report.gpus.is_empty() || report.draft_on_gpu
 }
 
 impl Asked<'_> {
     /// Whether the member's agent runs the model, and reads the plan.
-    fn can_follow(&self, status: &NodeProfileStatus, report: &MemberReport) -> bool {
+    fn can_follow(&self, status: &NodeProfileStatus) -> bool {
         let usual = self.windowed_sequences == USUAL_WINDOWED_SEQUENCES as usize;
         let usual_chunks = self.chunk_positions == CHUNK_POSITIONS;
         status.runs(self.spec)
             && (usual || status.reads_windowed_sequences)
             && (usual_chunks || status.reads_chunk_positions)
-            && (report.gpus.is_empty() || status.reads_gpus)
+            && (!self.says_of_gpus || status.reads_gpus)
     }
 }
 
@@ -232,7 +240,7 @@ fn machine(
 ) {
     let spec = asked.spec;
     let status = node.status.as_ref();
-    let Some(status) = status.filter(|status| asked.can_follow(status, report)) else {
+    let Some(status) = status.filter(|status| asked.can_follow(status)) else {
         findings.push(Finding::Machine {
             member: member.name.clone(),
         });
@@ -307,6 +315,7 @@ impl<'a> Share<'a> {
             options,
             windowed_sequences,
             chunk_positions,
+            says_of_gpus: _,
         } = *asked;
         let windows = member.windows.iter();
         let layers: i64 = windows.map(|w| w.last.saturating_sub(w.first) as i64).sum();

@@ -151,7 +151,7 @@ pub struct Device {
     pub head_seconds: f64,
     /// All GPUs that it may use, as one.
     pub gpu: Option<GpuCost>,
-    /// How plans name these GPUs, in the order in which they get layers. Empty: there is only one.
+    /// How plans name these GPUs, in the order in which they get layers. Empty: the machine's first, and no other.
     pub gpus: Vec<String>,
     /// What they take of their memory beyond one GPU, because layers are split among them: it is no part of [`GpuCost::memory_bytes`].
     pub gpu_split_bytes: f64,
@@ -505,9 +505,10 @@ impl PlanningInput {
         };
         let windowed_sequences = windowed_sequences(&model.spec, used.iter().copied(), options);
         let sizes = planned_model(model, windowed_sequences, chunk_positions, options);
+        let named = gpus_are_named(&used);
         let devices = used
             .iter()
-            .map(|node| device(model, &sizes, &workload, node, options))
+            .map(|node| device(model, &sizes, &workload, node, options, named))
             .collect::<Result<Vec<_>, _>>()?;
         let model = sizes;
         let mut hops = hops(&used, model.activation_bytes, workload.chunk_tokens)?;
@@ -634,6 +635,16 @@ pub fn windowed_sequences<'a>(
         true => model.windowed_sequences(options.concurrent_requests, options.kv_contexts),
         false => USUAL_WINDOWED_SEQUENCES as usize,
     }
+}
+
+/// Whether a plan for these machines may say which GPUs a member uses, and that a draft model is on one: an agent that does not read that refuses the
+/// whole plan, whichever member it is said of.
+fn gpus_are_named(nodes: &[&NodeProfile]) -> bool {
+    let can_be_told = |node: &&NodeProfile| {
+        let status = node.status.as_ref();
+        status.is_some_and(|status| status.reads_gpus)
+    };
+    nodes.iter().all(can_be_told)
 }
 
 fn planned_model(

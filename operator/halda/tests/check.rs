@@ -332,19 +332,35 @@ fn agents_that_do_not_read_of_larger_chunks_are_no_members() {
 
 #[test]
 fn agents_that_do_not_read_which_gpus_are_no_members() {
-    let told = |reads_gpus: bool| {
+    let told = |agents: usize, change: fn(&mut MemberReport)| {
         findings(|plan, nodes| {
-            let status = nodes[0].status.as_mut().unwrap();
-            status.reads_gpus = reads_gpus;
-            plan.report.members[0].gpus = vec![PlannedGpu {
-                name: status.gpus[0].name.clone(),
-                beside_layers_bytes: 0,
-            }];
+            for node in &mut nodes[..agents] {
+                node.status.as_mut().unwrap().reads_gpus = true;
+            }
+            change(&mut plan.report.members[0]);
         })
     };
-    let member = "desk".to_owned();
-    assert_eq!(told(false), [Finding::Machine { member }]);
-    assert_eq!(told(true), []);
+    let machine = |name: &str| Finding::Machine {
+        member: name.to_owned(),
+    };
+    let names_one = |desk: &mut MemberReport| {
+        desk.gpus = vec![PlannedGpu {
+            name: "RTX 2080 Ti".to_owned(),
+            beside_layers_bytes: 0,
+        }];
+    };
+    assert_eq!(told(0, names_one), [machine("desk"), machine("laptop")]);
+    // The laptop's agent reads what is said of the desk, too.
+    assert_eq!(told(1, names_one), [machine("laptop")]);
+    assert_eq!(told(2, names_one), []);
+    // There is none.
+    let on_gpu = |desk: &mut MemberReport| desk.draft_on_gpu = true;
+    let draft = || Finding::Draft {
+        member: "desk".to_owned(),
+    };
+    assert_eq!(told(0, on_gpu), [machine("desk"), machine("laptop")]);
+    assert_eq!(told(1, on_gpu), [draft(), machine("laptop")]);
+    assert_eq!(told(2, on_gpu), [draft()]);
 }
 
 #[test]

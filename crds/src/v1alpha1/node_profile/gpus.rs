@@ -3,6 +3,8 @@
 //! Decides: all that have memory of their own and compute the model; where there is none, the first that shares the machine's. Together they
 //! have the memory of all, and are as fast as the slowest.
 
+use std::ptr;
+
 use super::super::model_profile::ModelProfileSpec;
 use super::super::ring_plan::PlannedGpu;
 use super::parts::needed_parts;
@@ -37,11 +39,12 @@ impl NodeProfileStatus {
         Some((gpus.first()?.backend, measured))
     }
 
-    /// Those of them that a plan names, in its order; the first where it names none, as plans of earlier versions.
+    /// Those of them that a plan names, in its order. Where it names none, as plans of earlier versions: the machine's first, if it is one of them,
+    /// since its agent takes no other then.
     pub fn gpus_named(&self, planned: &[PlannedGpu], model: &ModelProfileSpec) -> Vec<&GpuProfile> {
         let mut gpus = self.gpus_for(model);
         if planned.is_empty() {
-            gpus.truncate(1);
+            gpus.retain(|gpu| self.is_first_gpu(gpu));
             return gpus;
         }
         let named = planned.iter().filter_map(|planned| {
@@ -49,6 +52,12 @@ impl NodeProfileStatus {
             Some(gpus.remove(place))
         });
         named.collect()
+    }
+
+    /// Whether it is the machine's first, which its agent uses for plans that name none.
+    pub fn is_first_gpu(&self, gpu: &GpuProfile) -> bool {
+        let first = self.gpus.first();
+        first.is_some_and(|first| ptr::eq(first, gpu))
     }
 }
 
@@ -200,15 +209,16 @@ mod tests {
             name: name.to_owned(),
             beside_layers_bytes: 0,
         };
-        let twins = status(vec![
+        let mut twins = status(vec![
             gpu(Some("0000:01:00.0"), false, 1, 1),
             gpu(Some("0000:02:00.0"), false, 1, 2),
         ]);
-        let found = |planned: &[PlannedGpu]| -> Vec<i64> {
+        let named = |twins: &NodeProfileStatus, planned: &[PlannedGpu]| -> Vec<i64> {
             let gpus = twins.gpus_named(planned, &model);
             let measured = gpus.iter().filter_map(|gpu| gpu.measured.as_ref());
             measured.map(|measured| measured.available_bytes).collect()
         };
+        let found = |planned: &[PlannedGpu]| named(&twins, planned);
         assert_eq!(found(&[planned("0000:02:00.0")]), [2]);
         assert_eq!(
             found(&[planned("0000:02:00.0"), planned("0000:03:00.0")]),
@@ -219,5 +229,9 @@ mod tests {
         assert_eq!(found(&[]), [1]);
         assert_eq!(twins.gpus[1].plan_name(), "0000:02:00.0");
         assert_eq!(gpu(None, false, 1, 1).plan_name(), "twin");
+        // Where the first has failed, its agent takes no other.
+        twins.gpus[0].measured = None;
+        assert_eq!(named(&twins, &[]), [0_i64; 0]);
+        assert_eq!(named(&twins, &[planned("0000:02:00.0")]), [2]);
     }
 }

@@ -29,6 +29,7 @@ const MATRICES: f64 = 8.0;
 const FEWEST_STREAMED_ROWS: f64 = 32.0;
 /// The largest layer of a model, in units of the mean: quantizations give more bits to some layers' matrices.
 const LARGEST_LAYER: f64 = 1.25;
+const NOT_THE_FIRST: &str = "it is not the machine's first, and plans name others only where no agent is of an earlier version";
 
 /// The GPUs of a machine that a plan may use.
 pub(super) struct DeviceGpus<'a> {
@@ -36,6 +37,8 @@ pub(super) struct DeviceGpus<'a> {
     spec: &'a ModelProfileSpec,
     sizes: &'a ModelSizes,
     options: &'a Options,
+    /// Whether the plan may say which they are, and that a draft model is on one.
+    named: bool,
     /// In the order in which they get layers.
     chosen: Vec<&'a GpuProfile>,
     /// Why there is none, if there is one that computes the model.
@@ -59,26 +62,26 @@ impl<'a> DeviceGpus<'a> {
         sizes: &'a ModelSizes,
         options: &'a Options,
         (name, cpu): (&str, LayerCost),
+        named: bool,
     ) -> Result<Self, InputError> {
         let (mut able, mut unused) = (Vec::new(), None);
         for gpu in status.gpus_for(spec) {
-            match gpu
-                .measured
-                .as_ref()
-                .and_then(|measured| beyond_a_buffer(measured, spec, options))
-            {
+            let measured = gpu.measured.as_ref();
+            let why = match named || status.is_first_gpu(gpu) {
+                true => measured.and_then(|measured| beyond_a_buffer(measured, spec, options)),
+                false => Some(NOT_THE_FIRST.to_owned()),
+            };
+            match why {
                 None => able.push(gpu),
                 Some(why) => unused = unused.or(Some(why)),
             }
-        }
-        if !status.reads_gpus {
-            able.truncate(1);
         }
         let mut gpus = Self {
             status,
             spec,
             sizes,
             options,
+            named,
             unused: unused.filter(|_| able.is_empty()),
             chosen: able,
         };
@@ -115,9 +118,10 @@ impl<'a> DeviceGpus<'a> {
         self.chosen.first().map(|gpu| gpu.backend)
     }
 
-    /// As plans name them; none where the machine has one GPU, whatever it is called, and where its agent does not read names: it uses the first.
+    /// As plans name them; none where the machine has one GPU, whatever it is called, and where not all agents read names: then its agent uses the
+    /// first. One that is not used counts, such as one that shares the machine's memory: the agent would take it if the others vanished.
     pub fn names(&self) -> Vec<String> {
-        if !self.status.reads_gpus || self.status.gpus.len() <= 1 {
+        if !self.named || self.status.gpus.len() <= 1 {
             return Vec::new();
         }
         let names = self.chosen.iter().map(|gpu| gpu.plan_name().to_owned());
@@ -194,7 +198,8 @@ impl<'a> DeviceGpus<'a> {
         measured: &GpuMeasurements,
     ) -> Option<f64> {
         let options = self.options;
-        let draft = options.draft.as_ref().filter(|_| measured.runs_drafts)?;
+        let may_be_there = self.named && measured.runs_drafts;
+        let draft = options.draft.as_ref().filter(|_| may_be_there)?;
         let mut of_draft = self.status.gpus_for(draft).into_iter();
         let computes = of_draft.any(|gpu| ptr::eq(gpu, profile));
         let fits = beyond_a_buffer(measured, draft, options).is_none();

@@ -24,6 +24,7 @@ pub(super) fn device(
     workload: &Workload,
     node: &NodeProfile,
     options: &Options,
+    gpus_are_named: bool,
 ) -> Result<Device, InputError> {
     let name = name_of(node);
     let Some(status) = &node.status else {
@@ -48,7 +49,8 @@ pub(super) fn device(
         }
         None => 0.0,
     };
-    let gpus = DeviceGpus::new(status, spec, sizes, options, (name.as_str(), cpu_layer))?;
+    let of_machine = (name.as_str(), cpu_layer);
+    let gpus = DeviceGpus::new(status, spec, sizes, options, of_machine, gpus_are_named)?;
     Ok(Device {
         required: options.use_all,
         memory_bytes: node.spec.left_to_ring(status, spec) as f64,

@@ -292,6 +292,53 @@ fn an_agent_of_before_uses_its_first_gpu_alone() {
     let first = rank_0(&before);
     assert!(first.gpus.is_empty());
     assert_eq!(first.gpu_layers, one.gpu_layers);
+    // It takes no other where that has failed.
+    fail(&mut before, 0);
+    let none = rank_0(&before);
+    assert_eq!((none.gpu_layers, none.output_head_on_gpu), (0, false));
+    let said = "its GPU is not used: it is not the machine's first";
+    assert!(none.why.contains(said), "{}", none.why);
+}
+
+fn fail(cluster: &mut [NodeProfile], place: usize) {
+    let gpu = &mut cluster[0].status.as_mut().unwrap().gpus[place];
+    (gpu.measured, gpu.unusable) = (None, Some("it hangs".to_owned()));
+}
+
+/// It would refuse the whole plan.
+#[test]
+fn where_one_agent_is_of_before_no_plan_says_which_gpus() {
+    let model = model("llama-3-8b");
+    let options = Options {
+        rank0: Some("d3".to_owned()),
+        ..options_with_draft(&model)
+    };
+    let told = |reads_gpus: bool| {
+        let mut cluster = with_two_gpus();
+        for gpu in &mut cluster[0].status.as_mut().unwrap().gpus {
+            gpu.measured.as_mut().unwrap().runs_drafts = true;
+        }
+        cluster.extend(nodes(&["d2"]));
+        cluster[1].status.as_mut().unwrap().reads_gpus = reads_gpus;
+        let plan = planned(&model, &cluster, &options);
+        let mut members = plan.report.members.iter();
+        let named = members.any(|member| !member.gpus.is_empty());
+        let rank_0 = &plan.report.members[0];
+        assert!(rank_0.gpu_layers > 0);
+        (named, rank_0.draft_on_gpu)
+    };
+    assert_eq!(told(true), (true, true));
+    assert_eq!(told(false), (false, false));
+}
+
+/// The agent would take the other one if the first vanished.
+#[test]
+fn a_gpu_is_named_where_another_one_is_not_used() {
+    let model = model("llama-3-8b");
+    let mut cluster = with_two_gpus();
+    fail(&mut cluster, 1);
+    let plan = planned(&model, &cluster, &options());
+    assert_eq!(names(&plan.report.members[0]), ADDRESSES[..1]);
 }
 
 #[test]
@@ -313,8 +360,7 @@ fn what_is_no_layer_is_on_the_first_gpu_or_none() {
     assert!(other.gpu_layers == 32 && !other.output_head_on_gpu);
     assert_eq!(names(&other), ADDRESSES);
     // It is out of the profile.
-    let first = &mut cluster[0].status.as_mut().unwrap().gpus[0];
-    (first.measured, first.unusable) = (None, Some("it hangs".to_owned()));
+    fail(&mut cluster, 0);
     let without = rank_0(&cluster);
     assert!(without.gpu_layers == 32 && without.output_head_on_gpu);
     assert_eq!(names(&without), ADDRESSES[1..]);
@@ -340,6 +386,7 @@ fn a_draft_model_is_on_rank_0s_gpu_where_there_is_room() {
         change(gpu.measured.as_mut().unwrap());
     };
     measured(&mut cluster, |gpu| gpu.runs_drafts = true);
+    cluster[0].status.as_mut().unwrap().reads_gpus = true;
     let without = rank_0(&cluster, None);
     let there = rank_0(&cluster, Some(&draft));
     assert!(there.draft_on_gpu && there.output_head_on_gpu && there.gpu_layers == 32);

@@ -3,7 +3,7 @@
 use prima_crds::v1alpha1::model::{Model, ResolvedModel};
 use prima_crds::v1alpha1::node_profile::NodeProfile;
 use prima_crds::v1alpha1::ring_plan::{
-    CHUNK_POSITIONS, RingMember, RingPlan, RingPlanSpec, USUAL_WINDOWED_SEQUENCES,
+    CHUNK_POSITIONS, RingPlan, RingPlanSpec, USUAL_WINDOWED_SEQUENCES,
 };
 
 use super::apart::Apart;
@@ -127,7 +127,8 @@ pub fn going_on(
     let could_do = plan.spec.members.iter().all(|member| {
         let profile = candidates.profile(&member.name);
         profile.is_some_and(|profile| {
-            reads(profile, &plan.spec, member)
+            reads(profile, &plan.spec)
+                && (!member.draft_on_gpu || runs_drafts(profile))
                 && memory::could_do(profile, member, &resolved.profile)
         })
     });
@@ -137,19 +138,25 @@ pub fn going_on(
     })
 }
 
-/// Whether a machine's agent reads all that the plan says, of the plan and of this member, which is its own.
-fn reads(profile: &NodeProfile, plan: &RingPlanSpec, member: &RingMember) -> bool {
+/// Whether a machine's agent reads all that the plan says, of whichever member: it refuses the whole plan otherwise.
+fn reads(profile: &NodeProfile, plan: &RingPlanSpec) -> bool {
     let Some(status) = &profile.status else {
         return false;
     };
     let usual = plan.windowed_sequences == USUAL_WINDOWED_SEQUENCES;
     let usual_chunks = plan.chunk_positions == CHUNK_POSITIONS as i32;
-    let mut gpus = status.gpus.iter().filter_map(|gpu| gpu.measured.as_ref());
-    let drafts = gpus.any(|gpu| gpu.runs_drafts);
+    let mut members = plan.members.iter();
+    let says_of_gpus = members.any(|member| !member.gpus.is_empty() || member.draft_on_gpu);
     (usual || status.reads_windowed_sequences)
         && (usual_chunks || status.reads_chunk_positions)
-        && (member.gpus.is_empty() || status.reads_gpus)
-        && (!member.draft_on_gpu || drafts)
+        && (!says_of_gpus || status.reads_gpus)
+}
+
+/// Whether the machine has a GPU on which its agent runs draft models.
+fn runs_drafts(profile: &NodeProfile) -> bool {
+    let gpus = profile.status.iter().flat_map(|status| &status.gpus);
+    let mut measured = gpus.filter_map(|gpu| gpu.measured.as_ref());
+    measured.any(|gpu| gpu.runs_drafts)
 }
 
 /// How the keys that the members should have differ from the plan's.

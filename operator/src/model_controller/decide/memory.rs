@@ -32,15 +32,7 @@ pub fn lacks_gpu(
     let status = profile.status.as_ref()?;
     let planned = &member.gpus;
     let found = status.gpus_named(planned, model).len();
-    let has_all = match planned.is_empty() {
-        // The agent uses the machine's first for it, and no other where that has failed.
-        true => {
-            let first = status.gpus.first();
-            found > 0 && first.is_some_and(|gpu| gpu.measured.is_some())
-        }
-        false => found >= planned.len(),
-    };
-    if !member.uses_gpu() || has_all {
+    if !member.uses_gpu() || found >= planned.len().max(1) {
         return None;
     }
     let is_planned = |gpu: &&GpuProfile| {

@@ -83,10 +83,10 @@ fn with_wide_rows(mut world: World) -> World {
 
 #[test]
 fn an_agent_of_before_is_not_told_of_a_draft_on_its_gpu() {
-    let desk = |runs_drafts: bool, address: &str| {
+    let desk = |reads_gpus: bool, runs_drafts: bool, address: &str| {
         let mut desk = machine("desk");
         let status = profile(&mut desk).status.as_mut().unwrap();
-        status.gpus = vec![gpu(64 * GIB)];
+        (status.gpus, status.reads_gpus) = (vec![gpu(64 * GIB)], reads_gpus);
         status.gpus[0].measured.as_mut().unwrap().runs_drafts = runs_drafts;
         status.agent.as_mut().unwrap().address = address.to_owned();
         desk
@@ -96,12 +96,14 @@ fn an_agent_of_before_is_not_told_of_a_draft_on_its_gpu() {
         add_draft(&mut there, &["desk"]);
         with_wide_rows(there)
     };
-    let before = written(decided(&drafting(desk(true, "10.0.0.1"), &[])));
+    let before = written(decided(&drafting(desk(true, true, "10.0.0.1"), &[])));
     assert!(before.spec.members[0].draft_on_gpu);
-    for runs_drafts in [true, false] {
-        let moved = drafting(desk(runs_drafts, "10.0.0.9"), slice::from_ref(&before));
+    for (reads_gpus, runs_drafts) in [(true, true), (true, false), (false, true)] {
+        let moved = desk(reads_gpus, runs_drafts, "10.0.0.9");
+        let moved = drafting(moved, slice::from_ref(&before));
         let next = written(decided(&moved));
-        assert_eq!(next.spec.members[0].draft_on_gpu, runs_drafts);
+        let expected = reads_gpus && runs_drafts;
+        assert_eq!(next.spec.members[0].draft_on_gpu, expected);
     }
 }
 
@@ -206,6 +208,32 @@ fn an_agent_of_before_is_not_told_which_gpus_it_uses() {
         let member = &next.spec.members[0];
         assert!(member.uses_gpu());
         assert_eq!(member.gpus.is_empty(), !reads_gpus);
+    }
+}
+
+/// It reads the whole plan.
+#[test]
+fn an_agent_of_before_is_not_told_which_gpus_another_uses() {
+    let mut desk = with_two_gpus();
+    let mut before = written(decided(&with_wide_rows(world(slice::from_ref(&desk), &[]))));
+    let members = &mut Arc::make_mut(&mut before).spec.members;
+    let mut windows = members[0].windows.clone();
+    for window in &mut windows {
+        (window.first, window.gpu_layers) = (window.last, 0);
+    }
+    let address = members[0].address.clone();
+    members.push(RingMember::new("pi4".to_owned(), address, windows));
+    assert!(!before.spec.members[0].gpus.is_empty());
+    let status = profile(&mut desk).status.as_mut().unwrap();
+    status.agent.as_mut().unwrap().address = "10.0.0.9".to_owned();
+    for reads_gpus in [true, false] {
+        let mut other = machine("pi4");
+        profile(&mut other).status.as_mut().unwrap().reads_gpus = reads_gpus;
+        let there = world(&[desk.clone(), other], slice::from_ref(&before));
+        let next = written(decided(&with_wide_rows(there)));
+        let mut members = next.spec.members.iter();
+        let named = members.any(|member| !member.gpus.is_empty());
+        assert_eq!(named, reads_gpus);
     }
 }
 
