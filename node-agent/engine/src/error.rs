@@ -88,6 +88,10 @@ pub enum EngineError {
     #[error("no GPU can be used: {reason}")]
     NoGpu { reason: String },
 
+    /// `gpu`: as a plan names it.
+    #[error("the GPU {gpu} is not there, or cannot be used")]
+    NotThere { gpu: String },
+
     #[error(
         "{variable} is {found:?}, expected `none`, `software` (Vulkan on the processor, for tests), or nothing for the GPUs that there are"
     )]
@@ -157,7 +161,8 @@ impl EngineError {
         matches!(self, Self::Damaged { .. }) || self.is_without_gpu()
     }
 
-    /// Whether there is no GPU, or no longer one that answers. One whose memory is full is there.
+    /// Whether there is no GPU, or no longer one that answers. One whose memory is full is there; and if one that a plan names is not, nothing is
+    /// said of the others.
     pub fn is_without_gpu(&self) -> bool {
         match self {
             Self::NoGpu { .. } => true,
@@ -208,6 +213,8 @@ mod tests {
         assert_eq!(says(of(VulkanError::Lost)), (false, true));
         let reason = "there is none".to_owned();
         assert_eq!(says(EngineError::NoGpu { reason }), (false, true));
+        let gpu = "0000:03:00.0".to_owned();
+        assert_eq!(says(EngineError::NotThere { gpu }), (false, false));
         let full = VulkanError::OutOfMemory { bytes, available };
         assert_eq!(says(one(of(full))), (true, false));
         assert_eq!(says(one(of(VulkanError::Lost))), (false, true));

@@ -73,7 +73,7 @@ impl UsableGpu {
     /// names, the first.
     ///
     /// # Errors
-    /// [`EngineError::NoGpu`] when one is not there.
+    /// [`EngineError::NotThere`].
     pub fn named<'a>(
         usable: Vec<UsableGpu>,
         names: impl IntoIterator<Item = &'a str>,
@@ -87,8 +87,8 @@ impl UsableGpu {
         let named = names.map(|name| {
             let place = usable.iter().position(|(_, gpu)| gpu.facts.is_named(name));
             let found = place.map(|place| usable.remove(place));
-            found.ok_or_else(|| EngineError::NoGpu {
-                reason: format!("{name} is not there, or cannot be used"),
+            found.ok_or_else(|| EngineError::NotThere {
+                gpu: name.to_owned(),
             })
         });
         named.collect()
@@ -145,7 +145,7 @@ impl Gpu {
     /// names, the first.
     ///
     /// # Errors
-    /// Those of [`usable`](Self::usable); [`EngineError::NoGpu`] when one is not there, [`EngineError::OneGpu`] when one cannot be opened.
+    /// Those of [`usable`](Self::usable); [`EngineError::NotThere`], [`EngineError::OneGpu`] when one cannot be opened.
     pub fn open_named<'a>(
         names: impl IntoIterator<Item = &'a str>,
     ) -> Result<Vec<Gpu>, EngineError> {

@@ -31,7 +31,7 @@ pub async fn facts() -> Result<Vec<AskedGpu>, EngineError> {
 /// Whether all GPUs that a plan names can be opened; the first, where it names none. No other is asked.
 ///
 /// # Errors
-/// Those of [`facts`] and of opening one, and [`EngineError::NoGpu`] if one is not there.
+/// Those of [`facts`] and of opening one, and [`EngineError::NotThere`].
 pub async fn opens(planned: &[PlannedGpu]) -> Result<(), EngineError> {
     let names = planned.iter().map(|planned| planned.name.as_str());
     for (place, one) in UsableGpu::named(usable().await?, names)? {

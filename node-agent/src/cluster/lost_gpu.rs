@@ -38,14 +38,15 @@ impl GpuFailures {
     }
 
     /// The same of those that cannot be opened, all at once: only what is told last is heard. If something else has all of a GPU's memory, a game or
-    /// a ring that ends, it has not failed.
+    /// a ring that ends, it has not failed. Nor has any, if a plan names one that is not there: the profile lacks it, which has the operator plan again.
     pub fn tell_unopened<'a>(&self, errors: impl IntoIterator<Item = &'a EngineError>) {
         let mut failed = Vec::new();
         for error in errors {
             let why = prima_crds::error_chain(error);
-            match error.is_full_gpu() {
-                true => tracing::warn!(why, "a GPU cannot be opened now"),
-                false => failed.push(why),
+            match error {
+                EngineError::NotThere { .. } => {}
+                full if full.is_full_gpu() => tracing::warn!(why, "a GPU cannot be opened now"),
+                _ => failed.push(why),
             }
         }
         if !failed.is_empty() {
@@ -486,16 +487,20 @@ mod tests {
     fn all_that_cannot_be_opened_is_told_together() {
         let failures = GpuFailures::default();
         let mut told = failures.0.subscribe();
+        let gpu = "0000:03:00.0".to_owned();
+        let not_there = EngineError::NotThere { gpu };
         failures.tell_unopened([]);
+        failures.tell_unopened([&not_there]);
         assert!(!told.has_changed().unwrap());
         let errors = ["the first hangs", "the second is gone"].map(|reason| EngineError::NoGpu {
             reason: reason.to_owned(),
         });
-        failures.tell_unopened(&errors);
+        failures.tell_unopened(errors.iter().chain([&not_there]));
         let said = told.borrow_and_update().clone();
         let both = said.split_once("; ").unwrap();
         assert!(both.0.contains("the first hangs"), "{said}");
         assert!(both.1.contains("the second is gone"), "{said}");
+        assert!(!said.contains("0000:03:00.0"), "{said}");
     }
 
     #[tokio::test]
