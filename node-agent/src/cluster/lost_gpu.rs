@@ -8,8 +8,10 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::future::pending;
+use std::pin::pin;
 use std::time::Duration;
 
+use futures::future::OptionFuture;
 use prima_crds::v1alpha1::node_profile::{GpuProfile, NodeProfileStatus};
 use prima_engine::{EngineError, GpuFacts};
 use tokio::sync::watch;
@@ -61,28 +63,40 @@ impl GpuFailures {
         profile: watch::Sender<NodeProfileStatus>,
         children: Children,
     ) -> impl Future<Output = ()> + use<> {
-        let mut failures = self.0.subscribe();
-        async move {
-            let mut lost = LostGpus::default();
-            loop {
-                tokio::select! {
-                    told = failures.changed() => {
-                        if told.is_err() {
-                            return;
-                        }
-                        let why = failures.borrow_and_update().clone();
-                        take_out(&mut lost, &profile, &why);
-                    }
-                    () = until(lost.next_due()) => {
-                        let asked = ask_gpu::facts().await;
-                        // A ring that was planned with one of them before may have told it meanwhile: while it is out, that is no new failure.
-                        if failures.has_changed().unwrap_or(false) {
-                            let why = failures.borrow_and_update().clone();
-                            take_out(&mut lost, &profile, &why);
-                        }
-                        come_back(&mut lost, &profile, &children, asked);
-                    }
+        let (failures, lost) = (self.0.subscribe(), LostGpus::default());
+        look_after(failures, lost, profile, children, ask_gpu::facts)
+    }
+}
+
+/// What [`GpuFailures::follow`] does. `ask`: asks all GPUs of the machine, which may take minutes; until then, failures of others are heard.
+async fn look_after<F: Future<Output = Result<Vec<AskedGpu>, EngineError>>>(
+    mut failures: watch::Receiver<String>,
+    mut lost: LostGpus,
+    profile: watch::Sender<NodeProfileStatus>,
+    children: Children,
+    ask: impl Fn() -> F,
+) {
+    let mut asked = pin!(OptionFuture::<F>::from(None));
+    let mut is_asking = false;
+    loop {
+        tokio::select! {
+            // A ring that was planned with a GPU before that was out may tell it meanwhile. While it is out, that is no new failure.
+            biased;
+            told = failures.changed() => {
+                if told.is_err() {
+                    return;
                 }
+                let why = failures.borrow_and_update().clone();
+                take_out(&mut lost, &profile, &why);
+            }
+            Some(answer) = asked.as_mut() => {
+                asked.set(None.into());
+                is_asking = false;
+                come_back(&mut lost, &profile, &children, answer);
+            }
+            () = until(lost.next_due()), if !is_asking => {
+                asked.set(Some(ask()).into());
+                is_asking = true;
             }
         }
     }
@@ -305,10 +319,13 @@ fn show(status: &mut NodeProfileStatus) {
 
 #[cfg(test)]
 mod tests {
+    use std::future::ready;
+
     use futures::FutureExt;
     use prima_crds::v1alpha1::node_profile::NodeProfile;
     use prima_engine::GpuApi;
     use serde_json::json;
+    use tokio::sync::mpsc;
 
     use super::*;
 
@@ -561,6 +578,58 @@ mod tests {
             changed = published.changed() => changed.unwrap(),
         }
         assert_eq!(published.borrow().gpus[0].measured, None);
+    }
+
+    /// As long as a driver takes to say that it can be opened, another GPU may fail.
+    #[tokio::test]
+    async fn a_failure_is_heard_while_another_gpu_is_tried_again() {
+        let (mut both, mut lost) = (status(), LostGpus::default());
+        let mut other = both.gpus[0].clone();
+        other.name = "other".to_owned();
+        both.gpus.insert(1, other);
+        lost.take_out(&mut both, "used: it hangs", Instant::now());
+        lost.out[0].due = Instant::now();
+        let (profile, mut published) = watch::channel(both);
+        let failures = GpuFailures::default();
+        let (asks, mut asked) = mpsc::unbounded_channel();
+        let never = || {
+            let _ = asks.send(());
+            pending()
+        };
+        let told = failures.0.subscribe();
+        let follow = look_after(told, lost, profile, Children::default(), never);
+        let fails = async {
+            asked.recv().await.unwrap();
+            failures.tell("other: it is gone");
+            let is_out = |status: &NodeProfileStatus| status.gpus[1].measured.is_none();
+            published.wait_for(is_out).await.unwrap();
+        };
+        tokio::select! {
+            () = follow => panic!("it follows no more"),
+            () = fails => {}
+        }
+    }
+
+    /// A ring that was planned with it tells it just before it is back.
+    #[tokio::test]
+    async fn a_gpu_that_is_told_while_it_is_out_comes_back() {
+        let (mut status, mut lost) = (status(), LostGpus::default());
+        lost.take_out(&mut status, "it hangs", Instant::now());
+        lost.out[0].due = Instant::now();
+        let (profile, mut published) = watch::channel(status);
+        let failures = GpuFailures::default();
+        let opened = || {
+            failures.tell("it hangs");
+            ready(Ok(vec![(says("used", 5), None)]))
+        };
+        let told = failures.0.subscribe();
+        let follow = look_after(told, lost, profile, Children::default(), opened);
+        let is_back = |status: &NodeProfileStatus| status.gpus[0].measured.is_some();
+        tokio::select! {
+            () = follow => panic!("it follows no more"),
+            back = published.wait_for(is_back) => drop(back.unwrap()),
+        }
+        assert_eq!(available(&published.borrow()), 5);
     }
 
     #[tokio::test]
