@@ -23,8 +23,17 @@ type Asked<T> = Mutex<Option<JoinHandle<T>>>;
 /// # Errors
 /// Those of looking for them, and [`EngineError::NoGpu`] if that does not end.
 pub async fn facts() -> Result<Vec<AskedGpu>, EngineError> {
+    facts_of(|_| true).await
+}
+
+/// The same of those that `is_meant` says, as their drivers list them. No other is opened.
+///
+/// # Errors
+/// As [`facts`].
+pub async fn facts_of(is_meant: impl Fn(&GpuFacts) -> bool) -> Result<Vec<AskedGpu>, EngineError> {
     let usable = usable().await?.into_iter().enumerate();
-    let opened = usable.map(|(place, one)| opened(place, one));
+    let meant = usable.filter(|(_, one)| is_meant(&one.facts));
+    let opened = meant.map(|(place, one)| opened(place, one));
     Ok(join_all(opened).await)
 }
 

@@ -118,7 +118,7 @@ fn take_out(lost: &mut LostGpus, profile: &watch::Sender<NodeProfileStatus>, why
         !taken.is_empty()
     });
     if taken.is_empty() {
-        tracing::warn!(why, "a ring was planned with a GPU that cannot be used");
+        tracing::warn!(why, "a GPU was told of that no ring is planned with now");
     }
     for (gpu, pause) in taken {
         tracing::error!(

@@ -8,10 +8,13 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::slice::from_ref;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use prima_crds::v1alpha1::node_profile::{GpuMeasurements, MemoryProfile, NodeProfileStatus, Os};
+use prima_crds::v1alpha1::node_profile::{
+    GpuMeasurements, GpuProfile, MemoryProfile, NodeProfileStatus, Os,
+};
 use prima_engine::GpuFacts;
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -93,7 +96,7 @@ pub async fn follow(profile: watch::Sender<NodeProfileStatus>, children: Childre
 }
 
 /// The same for GPUs' own memory, every five minutes. Asking wakes GPUs that sleep, so while all do that is asked once: nobody takes any of their
-/// memory until one is awake. One that does not answer has failed.
+/// memory until one is awake. One that does not answer has failed. Those that cannot be used anyway are not asked: of them the profile says so.
 pub async fn follow_gpu(
     profile: watch::Sender<NodeProfileStatus>,
     children: Children,
@@ -116,7 +119,8 @@ pub async fn follow_gpu(
             }
             None => false,
         };
-        match ask_gpu::facts().await {
+        let measured = measured(&profile.borrow());
+        match ask_gpu::facts_of(|gpu| is_one_of(&measured, gpu)).await {
             // A member that has begun meanwhile may hold some of it already, or be why it is full.
             _ if children.use_gpu() => {}
             Ok(asked) => {
@@ -130,6 +134,17 @@ pub async fn follow_gpu(
             Err(error) => failures.tell_unopened([&error]),
         }
     }
+}
+
+/// The GPUs that can be used.
+fn measured(status: &NodeProfileStatus) -> Vec<GpuProfile> {
+    let gpus = status.gpus.iter();
+    gpus.filter(|gpu| gpu.measured.is_some()).cloned().collect()
+}
+
+fn is_one_of(gpus: &[GpuProfile], facts: &GpuFacts) -> bool {
+    let places = gpu::places(gpus, from_ref(facts));
+    places.iter().any(Option::is_some)
 }
 
 fn has_own_gpu_memory(status: &NodeProfileStatus) -> bool {
@@ -185,7 +200,8 @@ fn anonymous_bytes(status: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use prima_crds::v1alpha1::node_profile::NodeProfile;
+    use prima_crds::v1alpha1::node_profile::{GpuBackend, NodeProfile};
+    use prima_engine::GpuApi;
 
     use super::*;
 
@@ -243,21 +259,57 @@ mod tests {
     }
 
     #[test]
+    fn only_gpus_that_can_be_used_are_asked() {
+        let yaml = include_str!("../../../crds/tests/node-profile.yaml");
+        let profile = NodeProfile::from_yaml("node-profile.yaml", yaml).unwrap();
+        let mut status = profile.status.unwrap();
+        let twin = |address: &str| GpuFacts {
+            api: GpuApi::Vulkan,
+            name: "twin".to_owned(),
+            pci: None,
+            pci_address: Some(address.to_owned()),
+            unified_memory: false,
+            total_bytes: 2,
+            available_bytes: 1,
+            most_buffer_bytes: None,
+        };
+        let (first, second) = (twin("0000:01:00.0"), twin("0000:02:00.0"));
+        status.gpus = [&first, &second]
+            .map(|facts| GpuProfile {
+                name: facts.name.clone(),
+                pci_address: facts.pci_address.clone(),
+                backend: GpuBackend::Vulkan,
+                unusable: None,
+                measured: Some(measured_gpu(false)),
+            })
+            .to_vec();
+        let asked = |status: &NodeProfileStatus| {
+            let measured = measured(status);
+            [&first, &second].map(|facts| is_one_of(&measured, facts))
+        };
+        assert_eq!(asked(&status), [true, true]);
+        // It has failed.
+        status.gpus[0].measured = None;
+        assert_eq!(asked(&status), [false, true]);
+    }
+
+    fn measured_gpu(unified: bool) -> GpuMeasurements {
+        serde_json::from_value(serde_json::json!({
+            "unifiedMemory": unified, "totalBytes": 1000, "availableBytes": 500, "readBytesPerSecond": 1,
+            "kvAppendBytesPerSecond": 1, "toGpuBytesPerSecond": 1, "fromGpuBytesPerSecond": 1,
+            "copyOverheadNanoseconds": 1, "layerOverheadNanoseconds": 1, "throughput": [],
+        }))
+        .unwrap()
+    }
+
+    #[test]
     fn less_of_a_gpus_memory_is_told_sooner_than_more() {
         let yaml = include_str!("../../../crds/tests/node-profile.yaml");
         let profile = NodeProfile::from_yaml("node-profile.yaml", yaml).unwrap();
         let mut status = profile.status.unwrap();
         assert!(!has_own_gpu_memory(&status));
-        let measured = |unified: bool| -> GpuMeasurements {
-            serde_json::from_value(serde_json::json!({
-                "unifiedMemory": unified, "totalBytes": 1000, "availableBytes": 500, "readBytesPerSecond": 1,
-                "kvAppendBytesPerSecond": 1, "toGpuBytesPerSecond": 1, "fromGpuBytesPerSecond": 1,
-                "copyOverheadNanoseconds": 1, "layerOverheadNanoseconds": 1, "throughput": [],
-            }))
-            .unwrap()
-        };
         for (unified, own) in [(true, false), (false, true)] {
-            status.gpus[0].measured = Some(measured(unified));
+            status.gpus[0].measured = Some(measured_gpu(unified));
             assert_eq!(has_own_gpu_memory(&status), own);
         }
         for (now, worth) in [
@@ -267,7 +319,7 @@ mod tests {
             (550, false),
             (551, true),
         ] {
-            assert_eq!(gpu_changed_much(&measured(false), now), worth, "{now}");
+            assert_eq!(gpu_changed_much(&measured_gpu(false), now), worth, "{now}");
         }
     }
 }
