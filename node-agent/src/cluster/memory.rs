@@ -24,7 +24,8 @@ use super::backoff::jittered;
 use super::lost_gpu::GpuFailures;
 use super::publish_profile::memory_text;
 use crate::available_memory::{self, MemoryNow};
-use crate::profile::{gpu, gpu_power};
+use crate::profile::gpu::{self, AskedGpu};
+use crate::profile::gpu_power;
 
 const INTERVAL: Duration = Duration::from_secs(60);
 /// A machine that failed because its GPU was full is left out for twice as long.
@@ -95,32 +96,27 @@ pub async fn follow(profile: watch::Sender<NodeProfileStatus>, children: Childre
     }
 }
 
-/// The same for GPUs' own memory, every five minutes. Asking wakes GPUs that sleep, so while all do that is asked once: nobody takes any of their
-/// memory until one is awake. One that does not answer has failed. Those that cannot be used anyway are not asked: of them the profile says so.
+/// The same for GPUs' own memory, every five minutes. Asking wakes a GPU that sleeps, so while it does it is asked once: nobody takes any of its
+/// memory until it is awake. One that does not answer has failed. Those that cannot be used anyway are not asked: of them the profile says so.
 pub async fn follow_gpu(
     profile: watch::Sender<NodeProfileStatus>,
     children: Children,
     failures: GpuFailures,
 ) {
-    // The GPUs as they were asked last, and whether they slept before that.
-    let mut last: Option<(Vec<GpuFacts>, bool)> = None;
+    let mut last = AskedLast::default();
     loop {
         sleep(jittered(GPU_INTERVAL)).await;
         if children.use_gpu() || !has_own_gpu_memory(&profile.borrow()) {
             continue;
         }
-        let sleeps = match &last {
-            Some((gpus, slept)) => {
-                let sleeps = |gpu| gpu_power::sleeps(Path::new("/"), gpu);
-                match !gpus.is_empty() && gpus.iter().all(sleeps) {
-                    true if *slept => continue,
-                    all_sleep => all_sleep,
-                }
-            }
-            None => false,
-        };
+        let asleep = last.asleep(|gpu| gpu_power::sleeps(Path::new("/"), gpu));
+        // Before they are listed: a build for CUDA or Metal opens its GPU for that.
+        if last.all_rest(&asleep) {
+            continue;
+        }
         let measured = measured(&profile.borrow());
-        match ask_gpu::facts_of(|gpu| is_one_of(&measured, gpu)).await {
+        let is_due = |gpu: &GpuFacts| is_one_of(&measured, gpu) && !rests(&asleep, gpu);
+        match ask_gpu::facts_of(is_due).await {
             // A member that has begun meanwhile may hold some of it already, or be why it is full.
             _ if children.use_gpu() => {}
             Ok(asked) => {
@@ -128,12 +124,47 @@ pub async fn follow_gpu(
                 profile.send_if_modified(|status| {
                     gpu::set_available(&mut status.gpus, &free, gpu_changed_much)
                 });
-                last = Some((gpu::opened(&asked), sleeps));
+                last.learn(&asked, &asleep);
                 failures.tell_unopened(gpu::problems(&asked));
             }
             Err(error) => failures.tell_unopened([&error]),
         }
     }
+}
+
+/// What each GPU said when it was asked last, and whether it slept before that, by its label.
+#[derive(Default)]
+struct AskedLast(BTreeMap<String, (GpuFacts, bool)>);
+
+/// Labels of GPUs that sleep, and whether each slept when it was asked last, too.
+type Asleep = BTreeMap<String, bool>;
+
+impl AskedLast {
+    fn asleep(&self, sleeps: impl Fn(&GpuFacts) -> bool) -> Asleep {
+        let asleep = self.0.iter().filter(|(_, (gpu, _))| sleeps(gpu));
+        let asleep = asleep.map(|(label, (_, slept))| (label.clone(), *slept));
+        asleep.collect()
+    }
+
+    /// Whether there is one, and none is to be asked.
+    fn all_rest(&self, asleep: &Asleep) -> bool {
+        let mut known = self.0.values();
+        !self.0.is_empty() && known.all(|(gpu, _)| rests(asleep, gpu))
+    }
+
+    /// `asleep`: those that slept before these were asked.
+    fn learn(&mut self, asked: &[AskedGpu], asleep: &Asleep) {
+        for (gpu, _) in asked {
+            let label = gpu.label();
+            let slept = asleep.contains_key(&label);
+            self.0.insert(label, (gpu.clone(), slept));
+        }
+    }
+}
+
+/// Whether the GPU sleeps, and was asked since it does.
+fn rests(asleep: &Asleep, gpu: &GpuFacts) -> bool {
+    asleep.get(&gpu.label()).is_some_and(|slept| *slept)
 }
 
 /// The GPUs that can be used.
@@ -258,12 +289,8 @@ mod tests {
         assert!(!children.use_gpu());
     }
 
-    #[test]
-    fn only_gpus_that_can_be_used_are_asked() {
-        let yaml = include_str!("../../../crds/tests/node-profile.yaml");
-        let profile = NodeProfile::from_yaml("node-profile.yaml", yaml).unwrap();
-        let mut status = profile.status.unwrap();
-        let twin = |address: &str| GpuFacts {
+    fn twin(address: &str) -> GpuFacts {
+        GpuFacts {
             api: GpuApi::Vulkan,
             name: "twin".to_owned(),
             pci: None,
@@ -272,7 +299,42 @@ mod tests {
             total_bytes: 2,
             available_bytes: 1,
             most_buffer_bytes: None,
+        }
+    }
+
+    #[test]
+    fn a_gpu_that_sleeps_is_asked_once_whatever_another_does() {
+        let (first, second) = (twin("0000:01:00.0"), twin("0000:02:00.0"));
+        let mut last = AskedLast::default();
+        // Which of them are asked at a look, where these sleep; none where all rest.
+        let mut look = |sleeping: &[&GpuFacts]| {
+            let asleep = last.asleep(|gpu| sleeping.contains(&gpu));
+            let due = [&first, &second].map(|gpu| !rests(&asleep, gpu));
+            let asked = [&first, &second].into_iter().zip(due);
+            let asked = asked.filter(|(_, is_due)| *is_due);
+            let asked: Vec<AskedGpu> = asked.map(|(gpu, _)| (gpu.clone(), None)).collect();
+            assert_eq!(last.all_rest(&asleep), asked.is_empty());
+            last.learn(&asked, &asleep);
+            due
         };
+        assert_eq!(look(&[&first]), [true, true]);
+        for _ in 0..3 {
+            assert_eq!(look(&[]), [true, true]);
+            assert_eq!(look(&[&first]), [true, true]);
+            assert_eq!(look(&[&first]), [false, true]);
+            assert_eq!(look(&[&first]), [false, true]);
+            assert_eq!(look(&[&first, &second]), [false, true]);
+            assert_eq!(look(&[&first, &second]), [false, false]);
+            // One is awake again.
+            assert_eq!(look(&[&second]), [true, false]);
+        }
+    }
+
+    #[test]
+    fn only_gpus_that_can_be_used_are_asked() {
+        let yaml = include_str!("../../../crds/tests/node-profile.yaml");
+        let profile = NodeProfile::from_yaml("node-profile.yaml", yaml).unwrap();
+        let mut status = profile.status.unwrap();
         let (first, second) = (twin("0000:01:00.0"), twin("0000:02:00.0"));
         status.gpus = [&first, &second]
             .map(|facts| GpuProfile {
