@@ -61,8 +61,15 @@ fn fails_at(status: &RingStatus) -> Option<(&str, Option<&str>)> {
     }
 }
 
-/// Whether the ring stands still. Not for how long: that would be other words each second, which agents write down.
 fn goes_on(status: &RingStatus) -> Result<(), ApiError> {
+    match standing_still(status) {
+        Some(reason) => Err(ApiError::RingFailed { reason }),
+        None => Ok(()),
+    }
+}
+
+/// Why the ring stands still, if it does. Not for how long: that would be other words each second, which agents write down.
+fn standing_still(status: &RingStatus) -> Option<String> {
     let reason = match &status.silent {
         _ if status.stands_still() => {
             "its first member stands still: it waits for a disk, or its machine is too busy"
@@ -74,18 +81,19 @@ fn goes_on(status: &RingStatus) -> Result<(), ApiError> {
             "what goes round it is late: a member computes nothing, or a link loses what it carries"
                 .to_owned()
         }
-        None => return Ok(()),
+        None => return None,
     };
-    Err(ApiError::RingFailed { reason })
+    Some(reason)
 }
 
-/// `{"model", "ring": RingStatus, "tokens": {"prompt", "generated"}}`; the tokens are totals since the start.
+/// `{"model", "ring": RingStatus, "standing_still": why, or null, "tokens": {"prompt", "generated"}}`; the tokens are totals since the start.
 pub async fn ring(State(gateway): State<Gateway>) -> Json<Value> {
     let status = gateway.0.generator.status().borrow().clone();
     let (prompt, generated) = gateway.0.metrics.tokens();
     Json(json!({
         "model": gateway.0.model.name,
         "ring": status,
+        "standing_still": standing_still(&status),
         "tokens": {"prompt": prompt, "generated": generated},
     }))
 }

@@ -63,6 +63,12 @@ async fn a_ring_that_stands_still_is_not_ready_and_refuses_nobody() {
         let metrics = parse_open_metrics(&metrics);
         (health, metrics["prima_ring_ready"])
     };
+    // What the chat page shows.
+    let shown = async |address| {
+        let shown = get("/ring").send(address).await.json().await;
+        shown["standing_still"].clone()
+    };
+    assert_eq!(shown(server.address).await, json!(null));
     let is_silent = |silent: Option<&str>| {
         let silent = silent.map(str::to_owned);
         server.status.send_modify(|status| status.silent = silent);
@@ -76,8 +82,10 @@ async fn a_ring_that_stands_still_is_not_ready_and_refuses_nobody() {
     let said = "the ring cannot serve: no sign of life from member laptop for some seconds";
     assert_eq!(body["error"]["message"], json!(said));
     assert_eq!(get("/readyz").send(server.address).await.status, 503);
-    let shown = get("/ring").send(server.address).await.json().await;
-    assert_eq!(shown["ring"]["silent"], json!("laptop"));
+    let why = "no sign of life from member laptop for some seconds";
+    assert_eq!(shown(server.address).await, json!(why));
+    let ring = get("/ring").send(server.address).await.json().await;
+    assert_eq!(ring["ring"]["silent"], json!("laptop"));
     is_silent(None);
     let (health, metric) = ready(server.address).await;
     assert_eq!((health.status, metric), (200, 1.0));
@@ -88,7 +96,9 @@ async fn a_ring_that_stands_still_is_not_ready_and_refuses_nobody() {
     let body = health.json().await;
     assert_eq!(body["failsAt"], json!(null));
     let said = body["error"]["message"].as_str().unwrap();
-    assert!(said.contains("what goes round it is late"), "{said}");
+    let why = said.strip_prefix("the ring cannot serve: ").unwrap();
+    assert!(why.starts_with("what goes round it is late"), "{said}");
+    assert_eq!(shown(server.address).await, json!(why));
     // All of that was said long ago: rank 0 itself comes to nothing.
     let looked = |at: Option<Instant>| {
         server.status.send_modify(|status| {
@@ -102,11 +112,14 @@ async fn a_ring_that_stands_still_is_not_ready_and_refuses_nobody() {
     let body = health.json().await;
     assert_eq!(body["failsAt"], json!("desk\"top"));
     let said = body["error"]["message"].as_str().unwrap();
-    assert!(said.contains("its first member stands still"), "{said}");
+    let why = said.strip_prefix("the ring cannot serve: ").unwrap();
+    assert!(why.starts_with("its first member stands still"), "{said}");
+    assert_eq!(shown(server.address).await, json!(why));
     // It looks again, for as long as this test may take.
     looked(Instant::now().checked_add(Duration::from_secs(600)));
     let (health, metric) = ready(server.address).await;
     assert_eq!((health.status, metric), (200, 1.0));
+    assert_eq!(shown(server.address).await, json!(null));
     is_silent(Some("laptop"));
     let completion = post("/v1/completions", &json!({"prompt": "a"}));
     let (reply, ()) = tokio::join!(completion.send(server.address), async {

@@ -41,15 +41,15 @@ function draw(state) {
   document.title = `prima · ${model}`;
   const phase = ring.readiness.state;
   // It may go on, and answers wait for it.
-  const silent = phase === "ready" && ring.silent;
+  const still = phase === "ready" && state.standing_still;
   const layers = ring.members.flatMap(member => member.windows).reduce((sum, [first, last]) => sum + last - first, 0);
   say({
-    ready: silent ? `Standing still: no sign of life from ${silent} for some seconds` :
+    ready: still ? `Standing still: ${still}` :
       `${layers} layers on ${ring.members.length} ${ring.members.length === 1 ? "member" : "members"}, ` +
       `${ring.rounds} ${ring.rounds === 1 ? "round" : "rounds"} per token`,
     loading: `Loading: ${ring.readiness.reason}`,
     failed: `Failed: ${ring.readiness.reason}`,
-  }[phase], phase === "failed" || Boolean(silent));
+  }[phase], phase === "failed" || Boolean(still));
   $("running").textContent = ring.running_requests;
   $("waiting").textContent = ring.waiting_requests;
   const {used_positions: used, planned_positions: planned} = ring.kv;
