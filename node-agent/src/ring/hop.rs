@@ -130,7 +130,8 @@ enum Successor {
 const INLINE_LIMIT: Duration = Duration::from_millis(20);
 /// After a pause this long the cost of a batch is unknown: its weights may have left the page cache.
 const COST_LIFETIME: Duration = Duration::from_secs(1);
-/// How often rank 0 hears that a long pass gets on: more often than it takes a pass for late (`decode::scheduler`).
+/// How often rank 0 hears that a long pass gets on: more often than it takes a pass for late (`decode::scheduler`). Members of the version before say it
+/// every 5 s. A pass of theirs that takes more than four times what was expected, and 2.5 s, counts as late until they say it next; nothing breaks off.
 const BUSY_INTERVAL: Duration = Duration::from_secs(1);
 /// For what a member says before it ends to leave it.
 const LAST_WORD: Duration = Duration::from_millis(200);
