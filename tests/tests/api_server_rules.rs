@@ -360,7 +360,7 @@ fn the_accounts_have_the_verbs_that_they_need_and_no_others() {
     expected.extend(set(&[("persistentvolumeclaims", "list watch")]));
     assert_eq!(allowed(&api, "prima-operator", &expected), expected);
 
-    // What the cluster's own roles get of the chart. Plans have digests of API keys, which are not for viewers.
+    // What the cluster's own roles get of the chart. Plans have digests of API keys: they have a role of their own.
     bind(&api, "prima-view", "viewer");
     let expected = set(&[
         ("models.prima.dev", "get list watch"),
@@ -368,14 +368,14 @@ fn the_accounts_have_the_verbs_that_they_need_and_no_others() {
     ]);
     assert_eq!(allowed(&api, "viewer", &expected), expected);
     bind(&api, "prima-edit", "editor");
-    let expected = set(&[
-        (
-            "models.prima.dev",
-            "create update patch delete deletecollection",
-        ),
-        ("ringplans.prima.dev", "get list watch"),
-    ]);
+    let expected = set(&[(
+        "models.prima.dev",
+        "create update patch delete deletecollection",
+    )]);
     assert_eq!(allowed(&api, "editor", &expected), expected);
+    bind(&api, "prima-ring-plans", "reader");
+    let expected = set(&[("ringplans.prima.dev", "get list watch")]);
+    assert_eq!(allowed(&api, "reader", &expected), expected);
 }
 
 /// An agent that is in other hands must not open the cluster's Secrets.
