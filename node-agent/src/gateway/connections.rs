@@ -9,16 +9,17 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use axum::Router;
 use axum::body::Bytes;
 use axum::extract::ConnectInfo;
 use axum::serve::Listener;
-use axum::{Extension, Router};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -59,9 +60,8 @@ pub async fn serve(
         };
         set_up(&stream, limits);
         let client = Client::new(awaited.clone());
-        // Handlers are told who called.
-        let router = router.clone().layer(Extension(ConnectInfo(peer)));
-        let connection = connection(stream, router, limits, client, end.subscribe());
+        let router = router.clone();
+        let connection = connection(stream, peer, router, limits, client, end.subscribe());
         tokio::spawn(async move {
             connection.await;
             drop(place);
@@ -100,6 +100,7 @@ fn set_timeouts(_: &TcpStream, _: Duration) -> io::Result<()> {
 /// Runs one connection to its end.
 fn connection(
     stream: TcpStream,
+    peer: SocketAddr,
     router: Router,
     limits: &Limits,
     client: Arc<Client>,
@@ -109,10 +110,13 @@ fn connection(
     let close = client.close.clone();
     let answer = service_fn(move |request: hyper::Request<Incoming>| {
         let client = client.clone();
-        let answer = router.call(request.map(|body| Sending {
+        let mut request = request.map(|body| Sending {
             body,
             client: client.clone(),
-        }));
+        });
+        // Handlers are told who called. A layer of the router would do that, too, but copy all routes for each connection.
+        request.extensions_mut().insert(ConnectInfo(peer));
+        let answer = router.call(request);
         async move {
             let answer = answer.await?;
             let kept = Answered(client);
