@@ -2,7 +2,7 @@
 //!
 //! A member does everything on one thread, in one loop, so that a hop wakes nobody but its successor. Only long batches, and all where a GPU
 //! computes, are computed outside this thread, so that large activations flow, pings are answered and signs of life pass meanwhile. Control operations
-//! (create, fork, truncate, release, reset) keep their order among the activations.
+//! (create, fork, truncate, release, reset) keep their order among the activations of their round (`queue`).
 //!
 //! Decides what becomes of a frame: computed and sent on, refused, or failed. The last two are reported to rank 0 and
 //! end one request, never the ring. Losing a neighbour ends all sessions. A member whose later passes would fail, too, says why and ends.

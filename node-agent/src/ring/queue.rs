@@ -1,6 +1,7 @@
 //! What waits at a member: which frames run together next, and which need not run any more. Pure.
 //!
-//! Frames of a session never overtake one another, and nothing overtakes a control operation. What came home overtakes what is still on its way.
+//! Frames of a session never overtake one another, nothing overtakes a control operation of its own round, and nothing at all overtakes a reset. Each
+//! round has caches of its own, so what a control operation changes is nothing to other rounds. What came home overtakes what is still on its way.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::Instant;
@@ -67,7 +68,8 @@ impl Queue {
     }
 
     /// The first activation of this round and all others that can run with it, up to [`MOST_BATCH_ROWS`]: more gain nothing, and make others wait. (A
-    /// plan may have larger chunks, which run alone.) Of each session there is one, which refuted ones may precede.
+    /// plan may have larger chunks, which run alone.) Of each session there is one, which refuted ones may precede. None is from behind a control
+    /// operation of this round, or a reset.
     pub fn take_batch(&mut self, round: usize) -> Vec<Queued> {
         let mut batch = Vec::new();
         let mut rest = VecDeque::with_capacity(self.0.len());
@@ -87,8 +89,8 @@ impl Queue {
                     rows += if fits { own } else { 0 };
                     fits
                 }
-                _ => {
-                    open = false;
+                operation => {
+                    open &= !same_round && !matches!(operation, Operation::Reset(_));
                     false
                 }
             };
@@ -108,7 +110,7 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ring::frame::{FrameInput, MAX_FRAME_ROWS, SessionId};
+    use crate::ring::frame::{FrameInput, MAX_FRAME_ROWS, Reset, SessionId};
 
     fn queue(frames: impl IntoIterator<Item = Frame>) -> Queue {
         let mut queue = Queue::default();
@@ -207,14 +209,54 @@ mod tests {
     }
 
     #[test]
-    fn nothing_overtakes_a_control_operation() {
-        let create = frame(2, Operation::Create);
-        let mut queue = queue([rows(1, 0, 1), create, rows(3, 0, 1)]);
-        assert_eq!(batch(&mut queue), [(1, 0, false)]);
-        assert!(matches!(
-            queue.front().unwrap().operation,
-            Operation::Create
-        ));
+    fn nothing_overtakes_a_control_operation_of_its_round() {
+        for operation in [
+            Operation::Create,
+            Operation::Truncate { positions: 1 },
+            Operation::Fork { child: 4 },
+            Operation::Release,
+        ] {
+            for round in [0, HOME] {
+                let control = frame(2, operation.clone());
+                let frames = [rows(1, 0, 1), control, rows(3, 0, 1)];
+                let mut queue = queue(frames.map(|frame| Frame { round, ..frame }));
+                assert_eq!(batch(&mut queue), [(1, 0, false)], "{operation:?}");
+                let next = &queue.front().unwrap().operation;
+                assert!(!matches!(next, Operation::Activation(_)), "{operation:?}");
+            }
+        }
+    }
+
+    /// Else what came behind it would have a pass of its own, and so would all that is sent meanwhile.
+    #[test]
+    fn a_control_operation_closes_no_batch_of_other_rounds() {
+        let truncate = frame(3, Operation::Truncate { positions: 1 });
+        for (round, other) in [(0, HOME), (HOME, 0), (1, 0)] {
+            let control = Frame {
+                round: other,
+                ..truncate.clone()
+            };
+            let frames = [rows(1, 0, 1), rows(2, 0, 1), rows(3, 1, 1)];
+            let [one, next, own] = frames.map(|frame| Frame { round, ..frame });
+            let mut queue = queue([one, control, next, own]);
+            assert_eq!(batch(&mut queue), [(1, 0, false), (2, 0, false)], "{round}");
+            // Its own session stays behind it.
+            assert_eq!(queue.pop_front().unwrap().frame.round, other);
+            assert_eq!(batch(&mut queue), [(3, 1, false)]);
+        }
+    }
+
+    #[test]
+    fn nothing_overtakes_a_reset() {
+        for round in [0, 1] {
+            let reset = Frame {
+                round,
+                ..frame(0, Operation::Reset(Reset::Probe { nonce: 1 }))
+            };
+            let mut queue = queue([rows(1, 0, 1), reset, rows(2, 0, 1)]);
+            assert_eq!(batch(&mut queue), [(1, 0, false)]);
+            assert_eq!(queue.front().unwrap().session, 0);
+        }
     }
 
     /// Session and round of each frame, none of which can run with another.
