@@ -88,16 +88,22 @@ impl Intake {
             false => &self.threads,
             true => &self.threads_for_large,
         };
-        // All that it holds goes along: if the client hangs up now, it is held until the thread is done, if that has begun.
+        // All that it holds goes along: if the client hangs up now, it is held until the thread is done, if that has begun. Else it comes
+        // back and is given up here: if that thread stopped in the midst of it, whoever allocates memory or asks for room would wait.
         let reading = move || {
-            let object = request::object(&body)?;
-            let asked = read(&Fields::new(&object))?;
-            Ok(Taken { asked, place, room })
+            let asked = request::object(&body).and_then(|object| read(&Fields::new(&object)));
+            (asked, place, room, body)
         };
         let mut reading = Reading(threads.handle.spawn_blocking(reading));
-        (&mut reading.0).await.map_err(|_| ApiError::Internal {
+        let done = (&mut reading.0).await;
+        let (asked, place, room, _body) = done.map_err(|_| ApiError::Internal {
             action: "reading the request",
-        })?
+        })?;
+        Ok(Taken {
+            asked: asked?,
+            place,
+            room,
+        })
     }
 
     /// Room for so many bytes, once others leave it; not for more than there is for all.
