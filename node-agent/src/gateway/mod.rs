@@ -24,6 +24,7 @@ mod key_account;
 mod lasting_body;
 mod limits;
 mod logprobs;
+mod made_once;
 mod messages;
 mod metrics;
 mod models;
@@ -46,7 +47,7 @@ mod traced;
 mod turns;
 
 use std::future::Future;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
@@ -64,6 +65,7 @@ use crate::generation::{Generator, Readiness, SubmitError};
 use self::auth::Access;
 use self::intake::Intake;
 pub use self::limits::Limits;
+use self::made_once::MadeOnce;
 use self::metrics::Metrics;
 use self::models::ModelCard;
 use self::openai_error::ApiError;
@@ -100,7 +102,7 @@ pub struct ModelText {
     pub context_length: usize,
     /// The family, as the model's file names it.
     pub architecture: String,
-    grammars: OnceLock<Result<GrammarReader, GrammarError>>,
+    grammars: MadeOnce<Result<GrammarReader, GrammarError>>,
 }
 
 impl ModelText {
@@ -117,7 +119,7 @@ impl ModelText {
             rank_template,
             context_length,
             architecture,
-            grammars: OnceLock::new(),
+            grammars: MadeOnce::new(),
         }
     }
 
@@ -126,7 +128,7 @@ impl ModelText {
         let refused = |error: &GrammarError| refused_grammar(field, error);
         let reader = self
             .grammars
-            .get_or_init(|| GrammarReader::new(&self.tokenizer));
+            .get_or_make(|| GrammarReader::new(&self.tokenizer));
         let reader = reader.as_ref().map_err(refused)?;
         reader.read(grammar).map_err(|error| refused(&error))
     }
