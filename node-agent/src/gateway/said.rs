@@ -1,9 +1,12 @@
 //! Conversations that are kept for whoever names the last answer, or items of one, instead of sending them again: the latest ones, within a
 //! bound. Whoever names items names the first ones of a conversation with every turn, while each answer keeps the whole conversation once
 //! more. So items have room of their own, and outlast the conversations that they were said in.
+//!
+//! It is searched where requests are read, for large ones by a thread that may stop at any moment ([`crate::idle_thread`]). So nobody holds
+//! the lock while searching: who searches takes all that is kept then, of which the next one who keeps something makes a copy.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use serde_json::Value;
@@ -16,11 +19,12 @@ const MAX_BYTES: usize = 12 << 20;
 const MAX_ITEM_BYTES: usize = 4 << 20;
 
 /// The latest conversations and items.
-pub struct Said(Mutex<Kept>);
+pub struct Said(Mutex<Arc<Kept>>);
 
+#[derive(Clone)]
 struct Kept {
-    conversations: Latest<Conversation>,
-    items: Latest<Item>,
+    conversations: Latest<Arc<Conversation>>,
+    items: Latest<Arc<Item>>,
 }
 
 /// A conversation up to and with an answer, as JSON: its values would take many times as much memory.
@@ -42,10 +46,10 @@ struct Item {
 
 impl Default for Said {
     fn default() -> Self {
-        Self(Mutex::new(Kept {
+        Self(Mutex::new(Arc::new(Kept {
             conversations: Latest::within(MAX_BYTES),
             items: Latest::within(MAX_ITEM_BYTES),
-        }))
+        })))
     }
 }
 
@@ -69,14 +73,15 @@ impl Said {
         };
         // It could not be read again within the memory that a request may take.
         let is_too_much = values_at_most(&conversation.messages) > MAX_VALUES;
-        let mut kept = self.kept();
+        let mut lock = self.lock();
+        let kept = Arc::make_mut(&mut lock);
         for item in items {
             let bytes = item.id.len() + item.json.len();
-            kept.items.keep(item, bytes);
+            kept.items.keep(Arc::new(item), bytes);
         }
         if !is_too_much {
             let bytes = conversation.bytes();
-            kept.conversations.keep(conversation, bytes);
+            kept.conversations.keep(Arc::new(conversation), bytes);
         }
     }
 
@@ -115,7 +120,12 @@ impl Said {
         Some(part(found))
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    /// What is kept now.
+    fn kept(&self) -> Arc<Kept> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Arc<Kept>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -127,6 +137,7 @@ impl Conversation {
 }
 
 /// The latest of what comes, as far as there is room.
+#[derive(Clone)]
 struct Latest<T> {
     room: usize,
     /// Of all that is kept.
@@ -208,6 +219,24 @@ mod tests {
         }
         let kept = ids.map(|id| said.messages(id, 1).is_some());
         assert_eq!(kept, [false, false, false, true, true]);
+    }
+
+    #[test]
+    fn what_is_searched_stays_as_it_was_while_more_is_kept() {
+        fn ids(kept: &Kept) -> Vec<String> {
+            let ids = kept.conversations.iter().map(|one| one.id.clone());
+            ids.collect()
+        }
+        let said = Said::default();
+        let keep = |id: &str| {
+            let message = "x".repeat(MAX_BYTES * 2 / 3).into();
+            said.keep(id.into(), 1, vec![message], &json!({}));
+        };
+        keep("a");
+        let searched = said.kept();
+        keep("b");
+        assert_eq!(ids(&searched), ["a"]);
+        assert_eq!(ids(&said.kept()), ["b"]);
     }
 
     #[test]
