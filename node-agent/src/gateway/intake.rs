@@ -8,6 +8,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -29,6 +30,8 @@ pub struct Intake {
     limits: Limits,
     places: Arc<Semaphore>,
     room: Arc<Semaphore>,
+    /// Bytes that wait for room.
+    queued: AtomicUsize,
     /// To pause while a body comes in that can be no chat of the context: one after another, in the order in which they ask.
     turn: Mutex<()>,
     threads: Threads,
@@ -62,6 +65,7 @@ impl Intake {
         Ok(Self {
             places: Arc::new(Semaphore::new(limits.requests)),
             room: Arc::new(Semaphore::new(limits.body_bytes)),
+            queued: AtomicUsize::new(0),
             turn: Mutex::default(),
             threads: threads(after_others)?,
             threads_for_large: threads(only_when_idle)?,
@@ -106,13 +110,19 @@ impl Intake {
         })
     }
 
-    /// Room for so many bytes, once others leave it; not for more than there is for all.
+    /// Room for so many bytes, once others leave it; not for more than there is for all. Nobody waits behind a long queue: there would be no
+    /// room in time, and all who came together would be refused in the same moment.
     pub async fn room(&self, bytes: u32) -> Result<OwnedSemaphorePermit, ApiError> {
+        let busy = || ApiError::Busy {
+            why: "other requests take all the memory for requests",
+        };
+        let queued = Queued::join(&self.queued, bytes as usize);
+        if queued.before > QUEUED * self.limits.body_bytes {
+            return Err(busy());
+        }
         let free = self.room.clone().acquire_many_owned(bytes);
         let free = timeout(self.limits.waiting, free).await;
-        free.ok().and_then(Result::ok).ok_or(ApiError::Busy {
-            why: "other requests take all the memory for requests",
-        })
+        free.ok().and_then(Result::ok).ok_or_else(busy)
     }
 
     /// The bytes that there is room for in all.
@@ -174,6 +184,8 @@ impl Intake {
     }
 }
 
+/// Where so many times what there is room for waits already, nobody else does.
+const QUEUED: usize = 4;
 /// The room that a body takes at least that is read where nothing else computes.
 const SLOW_BYTES: u32 = 512 << 10;
 /// At most, of all bodies together that can be no chat of the context. Copied as fast as they come, they take processors from the ring.
@@ -182,6 +194,31 @@ const BYTES_PER_MICROSECOND: u64 = 64;
 const STRETCH: usize = 128 << 10;
 /// A smaller part of a body counts as so many bytes: it costs no less.
 const LEAST_PART: usize = 1 << 10;
+
+/// Bytes that wait for room, until this is dropped.
+struct Queued<'a> {
+    queue: &'a AtomicUsize,
+    bytes: usize,
+    /// What waited before.
+    before: usize,
+}
+
+impl<'a> Queued<'a> {
+    fn join(queue: &'a AtomicUsize, bytes: usize) -> Self {
+        let before = queue.fetch_add(bytes, Ordering::Relaxed);
+        Self {
+            queue,
+            bytes,
+            before,
+        }
+    }
+}
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        self.queue.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
 
 /// Has not begun yet, or nobody can stop it. What has not begun is forgotten with this.
 struct Reading<T>(JoinHandle<T>);
@@ -298,6 +335,47 @@ mod tests {
         let paced = BODIES * (MAX_BODY_BYTES - 2 * STRETCH);
         let least = Duration::from_micros(paced as u64 / BYTES_PER_MICROSECOND);
         assert!(begun.elapsed() >= least, "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_for_room_behind_a_long_queue() {
+        const ALL: u32 = 1000;
+        let limits = Limits {
+            body_bytes: ALL as usize,
+            // Nobody gives up here.
+            waiting: Duration::from_secs(3600),
+            ..Limits::default()
+        };
+        let intake = Intake::new(limits).unwrap();
+        let comes = || {
+            let mut room = Box::pin(intake.room(ALL));
+            let answer = room.as_mut().now_or_never();
+            (room, answer)
+        };
+        let (_, first) = comes();
+        assert!(matches!(first, Some(Ok(_))));
+        let mut queue = Vec::new();
+        for _ in 0..=QUEUED {
+            let (waiting, answer) = comes();
+            assert!(answer.is_none());
+            queue.push(waiting);
+        }
+        for _ in 0..3 {
+            let (_, answer) = comes();
+            assert!(matches!(answer, Some(Err(ApiError::Busy { .. }))));
+        }
+        // Whoever gets it leaves the queue, and so does who hangs up.
+        drop(first);
+        let has_it = queue.remove(0).await;
+        assert!(has_it.is_ok());
+        queue.pop();
+        for _ in 0..2 {
+            let (waiting, answer) = comes();
+            assert!(answer.is_none());
+            queue.push(waiting);
+        }
+        let (_, answer) = comes();
+        assert!(matches!(answer, Some(Err(ApiError::Busy { .. }))));
     }
 
     #[tokio::test]

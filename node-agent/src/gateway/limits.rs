@@ -19,7 +19,7 @@ pub struct Limits {
     pub requests: usize,
     /// Bytes of all large bodies together that are not tokenized yet: of those with more than [`OWN_BYTES`].
     pub body_bytes: usize,
-    /// How long a body waits for as many of these as it is long.
+    /// How long a body waits for as many of these as it is long, unless many wait already.
     pub waiting: Duration,
     /// Longer bodies cannot be a chat that fits the context. They come in at a pace, and are read where nothing else computes.
     pub chat_bytes: usize,
