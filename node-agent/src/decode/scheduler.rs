@@ -242,8 +242,11 @@ pub struct Scheduler {
     ticks: Option<(Instant, Instant)>,
     /// All that is waited for takes longer than it may, and nothing comes home.
     late: bool,
-    /// Of passes that carry single tokens and drafts.
+    /// Of frames that carry single tokens and drafts, until they are home.
     cost: PassCost,
+    /// Of those that met no others. Frames of several sequences share passes and take as long as these, however few rows they have: as if rows took
+    /// nothing.
+    cost_alone: PassCost,
     /// Of chunks, without what they waited for others.
     chunk_cost: ChunkCost,
     pass_times: PassTimes,
@@ -443,6 +446,7 @@ impl Scheduler {
             ticks: None,
             late: false,
             cost: PassCost::default(),
+            cost_alone: PassCost::default(),
             chunk_cost: ChunkCost::default(),
             pass_times: PassTimes::default(),
             short_matches: ShortMatches::default(),

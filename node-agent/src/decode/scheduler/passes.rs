@@ -335,11 +335,11 @@ impl Scheduler {
         limit
     }
 
-    fn prices(&self) -> Prices {
+    pub(super) fn prices(&self) -> Prices {
         let sequences = self.running.len() as f64 / self.limits.members.len() as f64;
         Prices {
-            row: self.cost.of_a_row(),
-            guess: self.cost.in_passes(self.guess_seconds),
+            row: self.cost_alone.of_a_row(),
+            guess: self.cost_alone.in_passes(self.guess_seconds),
             sequences: sequences.max(1.0),
         }
     }
@@ -391,6 +391,11 @@ impl Scheduler {
         } else if flight.tells_cost && self.chunks_in_flight() == 0 {
             let took = now.saturating_duration_since(flight.awaited.begun);
             self.cost.add(flight.rows, took);
+            let mut flights = self.flights.iter();
+            let shared = flights.any(|(&other, own)| other != session && !own.is_empty());
+            if flight.alone && !shared {
+                self.cost_alone.add(flight.rows, took);
+            }
         }
         let Some((request, choice)) = flight.brings else {
             return;

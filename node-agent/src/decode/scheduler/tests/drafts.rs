@@ -94,6 +94,55 @@ fn tokens_that_a_form_forces_take_no_trips() {
     assert!(saved > 100, "{saved}");
 }
 
+/// All that is on the ring goes in one pass, which takes ten milliseconds and one for each row.
+fn pass(world: &mut World) {
+    let flying = world.ring.flying();
+    let rows = flying.iter().map(|&one| world.ring.rows_of_oldest(one));
+    let takes = 10 + rows.sum::<usize>() as u64;
+    world.now += Duration::from_millis(takes);
+    for session in flying {
+        world.comes_home(session);
+    }
+}
+
+/// Where one drafts beside others that do not, frames of all sizes take equally long: as if drafts cost nothing.
+#[test]
+fn what_a_row_takes_is_told_by_frames_that_share_no_pass() {
+    let mut world = World::new(Shape {
+        members: 1,
+        contexts: 4,
+        ..SMALL
+    });
+    let row = |world: &World| world.scheduler.prices().row;
+    let mut prompts = long_prompts();
+    let mut submit = |world: &mut World, id, form| {
+        world.form = form;
+        world.submit(id, &prompts.next().unwrap(), 1, 200, id);
+    };
+    for (id, form) in [(1, Form::Free), (2, Form::Circle)] {
+        submit(&mut world, id, form);
+        while !world.ring.flying().is_empty() {
+            pass(&mut world);
+        }
+        world.run();
+    }
+    assert!((row(&world) - 0.1).abs() < 1e-6, "{}", row(&world));
+
+    for id in 3..=5 {
+        submit(&mut world, id, Form::Free);
+    }
+    submit(&mut world, 6, Form::Circle);
+    let mut of_all = f64::INFINITY;
+    for _ in 0..10 {
+        pass(&mut world);
+        of_all = of_all.min(world.scheduler.cost.of_a_row());
+    }
+    assert!(of_all < 0.05, "{of_all}");
+    assert!((row(&world) - 0.1).abs() < 1e-6, "{}", row(&world));
+    world.run();
+    world.is_quiet();
+}
+
 #[test]
 fn drafts_of_all_together_have_few_rows() {
     let mut world = World::new(Shape {
