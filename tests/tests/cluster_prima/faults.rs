@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::jiff::Timestamp;
 use prima_tests::api_server::condition;
 use prima_tests::local_ring::running_members;
-use prima_tests::stopwatch::Stopwatch;
+use prima_tests::stopwatch::{Stopwatch, without_waits};
 use prima_tests::{PATIENCE, timeout_argument, wait_for, wait_until};
 use serde_json::Value;
 
@@ -210,7 +210,7 @@ impl Test {
         let after = at.as_millisecond() + 1000 - fault.as_millisecond();
         let after = Duration::from_millis(after.max(0).unsigned_abs());
         let said = ready["message"].as_str().expect("a message");
-        (after.saturating_sub(waited), said.to_owned())
+        (without_waits(after, waited), said.to_owned())
     }
 
     /// Whether an operator told that rank 0 of a ready ring did not answer, or said itself that the ring was not ready.
