@@ -8,8 +8,15 @@ use std::iter::successors;
 use std::process;
 use std::time::{Duration, Instant};
 
-/// Whose work is waited for, by their names in /proc, which are cut off; and this process.
-const PROGRAMS: [&str; 5] = ["prima", "prima-node-agen", "kube-apiserver", "etcd", "kine"];
+/// Whose work is waited for, by their names in /proc, which are cut off; and this process. Python takes memory ([`crate::machine`]).
+const PROGRAMS: [&str; 6] = [
+    "prima",
+    "prima-node-agen",
+    "kube-apiserver",
+    "etcd",
+    "kine",
+    "python3",
+];
 
 /// How long threads have waited for a processor, by process and thread.
 type Waits = BTreeMap<(u32, u32), Duration>;
