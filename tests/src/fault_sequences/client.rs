@@ -21,6 +21,7 @@ use tokio::task::JoinHandle;
 
 use super::observed::{Asked, Observed};
 use crate::http;
+use crate::stopwatch::Stopwatch;
 
 pub(super) const PROMPTS: [&str; 3] = [
     "The capital of France is",
@@ -36,6 +37,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 const ANOTHER_AFTER: Duration = Duration::from_millis(700);
 /// Enough for one to be free whenever another is to ask, while those before wait in vain.
 const STANDING_BY: usize = 7;
+/// Between two notes of how long programs have waited for a processor.
+const NOTE_PAUSE: Duration = Duration::from_millis(500);
 
 /// Notes each object of a watch, for ever.
 async fn follow<K>(
@@ -249,22 +252,40 @@ impl Asking<'_> {
             wrong: Vec::new(),
         });
         let over = AtomicBool::new(false);
-        let until = thread::scope(|threads| {
+        let (until, waited) = thread::scope(|threads| {
             let end = SetOnDrop(&over);
             for _ in 0..STANDING_BY {
                 threads.spawn(|| self.stand_by(&notes, &over));
             }
+            let waited = threads.spawn(|| self.note_waits(&over));
             self.keep_asking(&notes);
             drop(end);
-            self.begin.elapsed()
+            let until = self.begin.elapsed();
+            (until, waited.join().expect("notes"))
         });
         let Notes { asked, wrong, .. } = notes.into_inner().unwrap();
         let observed = Observed {
             said: self.view.said(self.begin),
             asked,
             until,
+            waited,
         };
         (observed, wrong)
+    }
+
+    /// When programs had waited for a processor for how long, until it is over.
+    fn note_waits(&self, over: &AtomicBool) -> Vec<(Duration, Duration)> {
+        let clock = Stopwatch::start();
+        let mut waited = Vec::new();
+        loop {
+            // One more note is made when it is over.
+            let is_last = over.load(Ordering::Relaxed);
+            waited.push((self.begin.elapsed(), clock.waited()));
+            if is_last {
+                return waited;
+            }
+            thread::sleep(NOTE_PAUSE);
+        }
     }
 
     /// One request after the other.
@@ -453,7 +474,9 @@ mod tests {
     #[test]
     fn silence_to_all_is_counted_whole() {
         const SILENT: Duration = Duration::from_secs(6);
-        let observed = seen(1, |_, since_first| since_first < SILENT);
+        let mut observed = seen(1, |_, since_first| since_first < SILENT);
+        // The server waited by a clock that does not stand while it has no processor.
+        observed.waited.clear();
         let (_, longest) = observed.longest_false_ready();
         assert!(longest >= SILENT, "{longest:?}: {observed:?}");
     }

@@ -3,6 +3,8 @@
 use std::iter;
 use std::time::Duration;
 
+use crate::stopwatch::without_waits;
+
 /// Whoever looks every second may not see that a word was taken back for less, so it does not count.
 const FLAP: Duration = Duration::from_secs(1);
 
@@ -14,6 +16,8 @@ pub struct Observed {
     /// Requests of all clients.
     pub asked: Vec<Asked>,
     pub until: Duration,
+    /// By when programs had waited for a processor for how long, as it was noted now and then. Where nothing was noted, none waited.
+    pub waited: Vec<(Duration, Duration)>,
 }
 
 #[derive(Debug)]
@@ -47,7 +51,7 @@ impl Asked {
 
 impl Observed {
     /// The longest time in which the Model said that it answers, a client waited, and nobody heard anything of an answer that came to its end: since when,
-    /// and for how long.
+    /// and for how long, [without](without_waits) what programs waited for a processor meanwhile.
     ///
     /// It counts whether or not the client heard something in the end. Who waits cannot tell a ring that is silent for some seconds and goes on from
     /// one that is broken, and a first token takes a small part of a second here. That one waits while others are answered does not count: it is the
@@ -60,7 +64,7 @@ impl Observed {
         let silence = |from: Duration| {
             let next = heard.partition_point(|at| *at <= from);
             let end = heard.get(next).copied().unwrap_or(self.until);
-            (from, longest_said(&said, from, end))
+            (from, self.longest_said(&said, from, end))
         };
         let waits = self.asked.iter().flat_map(Asked::waits);
         let silences = waits.flat_map(|(from, until)| {
@@ -89,19 +93,38 @@ impl Observed {
         times
     }
 
+    /// For how long at a time it was said between these two.
+    fn longest_said(
+        &self,
+        said: &[(Duration, Duration)],
+        from: Duration,
+        to: Duration,
+    ) -> Duration {
+        let within = |(begin, end): &(Duration, Duration)| {
+            let (begin, end) = (*begin.max(&from), *end.min(&to));
+            let waited = self.waited_by(end).saturating_sub(self.waited_by(begin));
+            without_waits(end.saturating_sub(begin), waited)
+        };
+        said.iter().map(within).max().unwrap_or_default()
+    }
+
+    /// For how long programs had waited at this time. Between two notes, evenly.
+    fn waited_by(&self, at: Duration) -> Duration {
+        let next = self.waited.partition_point(|(noted, _)| *noted <= at);
+        let before = next.checked_sub(1).map(|last| self.waited[last]);
+        let (noted, waited) = before.unwrap_or_default();
+        let Some((next_noted, next_waited)) = self.waited.get(next) else {
+            return waited;
+        };
+        let part = (at - noted).div_duration_f64(*next_noted - noted);
+        // Those that have ended meanwhile do not count any more.
+        waited + next_waited.saturating_sub(waited).mul_f64(part)
+    }
+
     pub fn failed(&self) -> usize {
         let failed = self.asked.iter().filter(|asked| asked.given_up.is_some());
         failed.count()
     }
-}
-
-/// For how long at a time it was said between these two.
-fn longest_said(said: &[(Duration, Duration)], from: Duration, to: Duration) -> Duration {
-    let within = |(begin, end): &(Duration, Duration)| {
-        let (begin, end) = (*begin.max(&from), *end.min(&to));
-        end.saturating_sub(begin)
-    };
-    said.iter().map(within).max().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -137,6 +160,7 @@ mod tests {
             said: said.collect(),
             asked,
             until: tenths(200),
+            waited: Vec::new(),
         };
         observed.longest_false_ready().1
     }
@@ -184,6 +208,39 @@ mod tests {
             let found = false_ready(&[(0, true)], asked);
             assert_eq!(found, tenths(expected), "{story}");
         }
+    }
+
+    #[test]
+    fn what_programs_waited_meanwhile_does_not_count() {
+        // In tenths of a second: when, and for how long by then. All is silent from 5 s to 15 s.
+        let cases = [
+            (&[(0, 0), (50, 20), (150, 50), (200, 90)][..], 70),
+            (&[], 100),
+            // Before and after it.
+            (&[(0, 0), (50, 40), (150, 40), (200, 80)], 100),
+            // As much as fell into it of what was noted later.
+            (&[(0, 0), (200, 80)], 60),
+            (&[(30, 0), (70, 20), (130, 20), (170, 40)], 80),
+            // Whoever had waited for 4 s has ended.
+            (&[(0, 0), (50, 40), (100, 0), (150, 10)], 100),
+        ];
+        let false_ready = |waited: &[(u64, u64)]| {
+            let waited = waited.iter().map(|(at, by)| (tenths(*at), tenths(*by)));
+            let observed = Observed {
+                said: vec![(tenths(0), true)],
+                asked: vec![answered(50, &[150])],
+                until: tenths(200),
+                waited: waited.collect(),
+            };
+            observed.longest_false_ready()
+        };
+        for (waited, expected) in cases {
+            let expected = (tenths(50), tenths(expected));
+            assert_eq!(false_ready(waited), expected, "{waited:?}");
+        }
+        // A sixth counts, however long they waited.
+        let (_, least) = false_ready(&[(0, 0), (150, 5000)]);
+        assert_eq!(least, tenths(100) / 6);
     }
 
     #[test]

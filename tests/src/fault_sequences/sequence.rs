@@ -82,7 +82,7 @@ pub struct Sequence(pub Vec<Fault>);
 
 pub const MACHINES: usize = 3;
 
-/// What sequences are made of, and how long what follows them may take.
+/// What sequences are made of, and how long what follows them may take, by a clock that stands while programs wait for a processor.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
     pub kinds: &'static [Kind],
@@ -188,8 +188,8 @@ impl Kind {
         name
     }
 
-    /// How long at most a Model may say that it answers after this has broken its ring. Of what [`hides`](Self::hides): for how much longer.
-    /// `alone`: no other fault of the sequence takes an operator away.
+    /// How long at most a Model may say that it answers after this has broken its ring, by the clock of a [`Setting`]. Of what [`hides`](Self::hides):
+    /// for how much longer. `alone`: no other fault of the sequence takes an operator away.
     ///
     /// Added up in seconds, at worst. What counts begins with the last that anybody heard: 0.1 before the fault, since tokens come that often. Whoever looks
     /// is rank 0's agent, within 0.5, and the operator, within 0.6 (0.5, and 0.1 until it looks). Then the operator acts: 0.2 until changes that come

@@ -22,6 +22,7 @@ use super::sequence::{Fault, MACHINES, Sequence, Setting};
 use crate::api_server::ApiServer;
 use crate::operator::NAMESPACE;
 use crate::patience::pause;
+use crate::stopwatch::Stopwatch;
 use crate::{declared_machines, wait_for, wait_until};
 
 /// Answers one after the other, until a ring counts as healed.
@@ -438,13 +439,14 @@ fn told(observed: &Observed, silent_since: Duration) -> String {
     lines.join("\n  ")
 }
 
-pub(super) fn within(patience: Duration, mut holds: impl FnMut() -> bool) -> bool {
-    let deadline = Instant::now() + patience;
+/// Whether it holds within this time, by a clock that stands while programs wait for a processor.
+pub(super) fn within(bound: Duration, mut holds: impl FnMut() -> bool) -> bool {
+    let clock = Stopwatch::start();
     loop {
         let begun = Instant::now();
         match holds() {
             true => return true,
-            false if Instant::now() > deadline => return false,
+            false if clock.elapsed() > bound => return false,
             false => pause(begun.elapsed()),
         }
     }
