@@ -240,6 +240,20 @@ impl Cluster {
         }
     }
 
+    /// Starts `kubectl get ARGS --watch`, of objects of which there is one. No change is missed once this returns.
+    pub fn watch(&self, args: &[&str]) -> Watch {
+        let mut command = self.api_server.command(program("kubectl"));
+        command.arg("get").args(args).arg("--watch");
+        let logs = tempfile::tempdir_in(self.folder.path()).expect("a temporary folder");
+        let mut service = Service::start("watch", command, logs.path());
+        // It has listed them, and goes on from there.
+        service.wait_for_line("");
+        Watch {
+            service,
+            _logs: logs,
+        }
+    }
+
     /// `program`, to be started in the control plane's network, with the administrator's kubeconfig.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         self.api_server.command(program)
@@ -282,6 +296,21 @@ fn start_name_server(api_server: &ApiServer, folder: &Path) -> Service {
     let mut server = Service::start("coredns", command, folder);
     server.wait_for_line("CoreDNS-");
     server
+}
+
+/// What kubectl prints of each change. It ends on drop.
+pub struct Watch {
+    service: Service,
+    _logs: TempDir,
+}
+
+impl Watch {
+    /// All that it has printed so far.
+    pub fn printed(&self) -> String {
+        let log = self.service.log();
+        fs::read_to_string(log)
+            .unwrap_or_else(|error| panic!("cannot read {}: {error}", log.display()))
+    }
 }
 
 /// It ends on drop.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
 use prima_tests::api_server::condition;
+use prima_tests::cluster::Watch;
 use prima_tests::local_ring::running_members;
 use prima_tests::stopwatch::{Stopwatch, without_waits};
 use prima_tests::{PATIENCE, timeout_argument, wait_for, wait_until};
@@ -76,9 +77,10 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
     let lost = members.iter().find(|member| **member == leader);
     let lost = lost.or(members.last()).expect("a member").clone();
     let index = index_of(&lost);
+    let watch = test.watch("smollm2");
     let begun = Instant::now();
     test.cluster.node(index).kill();
-    let (withdrawn, said) = test.withdrawn_and_ready_without(&lost, "smollm2");
+    let (withdrawn, said) = test.withdrawn_and_ready_without(&lost, "smollm2", &watch);
     assert!(withdrawn < WITHDRAWN_WITHIN, "{withdrawn:?}: {said}");
     let other = (0..NODES)
         .find(|node| *node != index)
@@ -103,9 +105,10 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
     // A link that is cut. If it is that of the operator that leads, the other one tells.
     wait_until("two operators are there", || test.operators_are_ready());
     let lost = test.members("smollm2").last().expect("a member").clone();
+    let watch = test.watch("smollm2");
     let begun = Instant::now();
     test.cluster.node(index_of(&lost)).cut_link();
-    let (withdrawn, said) = test.withdrawn_and_ready_without(&lost, "smollm2");
+    let (withdrawn, said) = test.withdrawn_and_ready_without(&lost, "smollm2", &watch);
     assert!(withdrawn < WITHDRAWN_WITHIN, "{withdrawn:?}: {said}");
     let other = (0..NODES)
         .find(|node| *node != index_of(&lost))
@@ -179,38 +182,62 @@ impl Test {
         );
     }
 
-    /// Waits until the Model is ready without a node that is lost from now on. Returns when the operator withdrew the readiness of the ring with that
-    /// node, by its clock, which is this machine's, and why. A ring that stands still on a busy machine may be withdrawn before, and be ready once
-    /// more until it is known that a node is lost: the last time counts.
-    fn withdrawn_and_ready_without(&self, lost: &str, model: &str) -> (Duration, String) {
+    /// Follows what a Model says of its ring ([`said_of_ring`]).
+    fn watch(&self, model: &str) -> Watch {
+        let name = format!("metadata.name={model}");
+        let said =
+            r#"jsonpath={.status.planGeneration} {.status.conditions[?(@.type=="Ready")]}{"\n"}"#;
+        let watch = ["models", "--field-selector", &name, "-o", said];
+        self.cluster.watch(&watch)
+    }
+
+    /// Waits until the Model is ready without a node that is lost from now on, and was not when the watch began. Returns when the operator withdrew
+    /// the readiness of the ring with that node, by its clock, which is this machine's, and why. A ring that stands still on a busy machine may be
+    /// withdrawn before, and be ready once more until it is known that a node is lost: the last time counts.
+    fn withdrawn_and_ready_without(
+        &self,
+        lost: &str,
+        model: &str,
+        watch: &Watch,
+    ) -> (Duration, String) {
         let (fault, clock) = (Timestamp::now(), Stopwatch::start());
-        let mut withdrawn: Option<(Value, Duration)> = None;
-        wait_for(&format!("{model} is ready without {lost}"), || {
+        let said = || said_of_ring(&watch.printed());
+        // Of the newest plan with that node.
+        let mut newest = said().first().expect("a ring").0;
+        // When it was looked, and for how long programs had waited by then.
+        let mut looks: Vec<(Timestamp, Duration)> = Vec::new();
+        let ready_by = wait_for(&format!("{model} is ready without {lost}"), || {
             let found = self.cluster.json(&["get", "model", model]);
+            looks.push((Timestamp::now(), clock.waited()));
             let ready = condition(&found, "Ready");
             let members = self.members_of(model, &found);
             let members = members.ok_or("the plan that it names is gone")?;
-            let has_lost = members.iter().any(|member| member == lost);
-            if ready["status"] == "True" && !has_lost {
-                return Ok(());
-            }
-            let since = |ready: &Value| ready["lastTransitionTime"].clone();
-            let known = withdrawn.as_ref().map(|(known, _)| since(known));
-            // Of what replaced that ring so soon that nobody looked in between, the first time counts.
-            let counts = has_lost || known.is_none();
-            if ready["status"] == "False" && counts && known != Some(since(&ready)) {
-                withdrawn = Some((ready.clone(), clock.waited()));
+            let generation = found["status"]["planGeneration"].as_i64();
+            let generation = generation.ok_or("it names no plan")?;
+            if members.iter().any(|member| member == lost) {
+                newest = newest.max(generation);
+            } else if ready["status"] == "True" {
+                return Ok(generation);
             }
             Err(format!("on {members:?}: {ready}"))
         });
-        let (ready, waited) = withdrawn.expect("its readiness was withdrawn");
+        wait_until("the watch has come as far", || {
+            let mut said = said().into_iter();
+            said.any(|(generation, ready)| generation == ready_by && ready["status"] == "True")
+        });
+        let said = said();
+        let ready = last_withdrawn(&said, newest);
+        let ready = ready.unwrap_or_else(|| panic!("its readiness was not withdrawn: {said:?}"));
         let at = ready["lastTransitionTime"].as_str().expect("a time");
         let at: Timestamp = at.parse().expect("RFC 3339");
         // Whole seconds are kept of it; it may have been the end of that one.
-        let after = at.as_millisecond() + 1000 - fault.as_millisecond();
-        let after = Duration::from_millis(after.max(0).unsigned_abs());
-        let said = ready["message"].as_str().expect("a message");
-        (without_waits(after, waited), said.to_owned())
+        let at = at.as_millisecond() + 1000;
+        let after = Duration::from_millis((at - fault.as_millisecond()).max(0).unsigned_abs());
+        let mut looks = looks.into_iter();
+        let look = looks.find(|(look, _)| look.as_millisecond() >= at);
+        let waited = look.map_or_else(|| clock.waited(), |(_, waited)| waited);
+        let why = ready["message"].as_str().expect("a message");
+        (without_waits(after, waited), why.to_owned())
     }
 
     /// Whether an operator told that rank 0 of a ready ring did not answer, or said itself that the ring was not ready.
@@ -236,4 +263,27 @@ impl Test {
             self.cluster.kubectl(&get)
         })
     }
+}
+
+/// Of each time that a Model has said something: the generation of its plan, and the condition `Ready`. `printed`: by what [`Test::watch`] follows.
+fn said_of_ring(printed: &str) -> Vec<(i64, Value)> {
+    let said = printed.lines().filter_map(|line| {
+        let (generation, ready) = line.split_once(' ')?;
+        Some((generation.parse().ok()?, serde_json::from_str(ready).ok()?))
+    });
+    said.collect()
+}
+
+/// What was said when a ring of a plan up to this generation ceased to be ready for the last time. Before all that was said, there was one.
+fn last_withdrawn(said: &[(i64, Value)], newest: i64) -> Option<&Value> {
+    let (mut was_ready, mut withdrawn) = (true, None);
+    for (generation, ready) in said {
+        match ready["status"].as_str() {
+            Some("True") => was_ready = *generation <= newest,
+            // It may name the next plan already.
+            Some("False") if was_ready => (was_ready, withdrawn) = (false, Some(ready)),
+            _ => {}
+        }
+    }
+    withdrawn
 }
