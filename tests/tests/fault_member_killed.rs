@@ -94,22 +94,34 @@ fn a_member_that_pauses_and_goes_on_changes_no_answer() {
 fn a_ring_that_stands_still_says_so_until_it_goes_on() {
     /// It is said after 2.75 s; after 7.5 s at least the member is lost. The rest is for a slow machine.
     const SAID_WITHIN: Duration = Duration::from_millis(6500);
+    const TRIES: usize = 5;
     const PROMPT: &str = "Once upon a time";
     const TOKENS: usize = 20;
     let ring = LocalRing::builder().model(&smollm2()).members(3).start();
     let expected = ring.complete(PROMPT, TOKENS);
     let health = || http::get(ring.address(), "/health").unwrap();
-    // A rank 0 that gets no processor for seconds says so, too.
-    wait_until("/health is well", || health().status == 200);
     let victim = ring.members()[1].clone();
-    let why = format!("no sign of life from member {}", victim.name);
-    let stopped = Stopwatch::start();
-    send_signal(victim.pid, Signal::STOP);
-    let said = wait_for("/health says it", || match health() {
-        answer if answer.body.contains(&why) => Ok(answer),
-        answer => Err(answer.body),
+    let who = format!("member {}", victim.name);
+    let why = format!("no sign of life from {who}");
+    // A rank 0 that gets no processor for a second begins to listen anew. Where it does so often, the member is lost before that is said.
+    let said = (0..TRIES).find_map(|_| {
+        // A rank 0 that gets no processor for seconds says so, too.
+        wait_until("/health is well", || health().status == 200);
+        let stopped = Stopwatch::start();
+        send_signal(victim.pid, Signal::STOP);
+        let said = wait_for("/health names it", || match health() {
+            answer if answer.body.contains(&who) => Ok(answer),
+            answer => Err(answer.body),
+        });
+        let after = stopped.elapsed();
+        if said.body.contains(&why) {
+            return Some((after, said));
+        }
+        eprintln!("lost after {after:?}: {}", said.body);
+        send_signal(victim.pid, Signal::CONT);
+        None
     });
-    let after = stopped.elapsed();
+    let (after, said) = said.expect("it is said before the member is lost");
     eprintln!("said after {after:?}: {}", said.body);
     assert!(after < SAID_WITHIN, "said after {after:?}");
     assert_eq!(said.status, 503);
