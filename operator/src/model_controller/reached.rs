@@ -173,7 +173,7 @@ const DEADLINE: Duration = Duration::from_millis(1500);
 /// One lost packet is no silence: who has not answered by then, or has refused, is asked once more.
 const AGAIN: Duration = Duration::from_millis(500);
 /// For one more question after two have failed: no time is needed for a lost packet.
-const AT_ONCE: Duration = Duration::from_millis(500);
+pub const AT_ONCE: Duration = Duration::from_millis(500);
 /// Longer than an agent's Lease lasts, which then tells more.
 const JUDGED_FOR: Duration = Duration::from_secs(60);
 /// Longer than [`JUDGED_FOR`], by more than two questions take: so the last of those that fell silent together is not judged alone.

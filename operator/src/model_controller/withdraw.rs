@@ -377,7 +377,7 @@ mod tests {
 
     use super::*;
     use crate::model_controller::test_world::{
-        api_server, api_server_with, context, saying, serving, silent_api_server,
+        Writes, api_server, api_server_with, context, saying, serving, silent_api_server,
     };
 
     #[tokio::test]
@@ -447,8 +447,9 @@ mod tests {
     }
 
     /// An instance that was cut off knows little of now.
-    #[tokio::test]
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn what_is_right_or_was_written_meanwhile_is_not_taken_back() {
+        const MOST_LATE: usize = 20;
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let ready = server.local_addr().unwrap().port();
         let says_ready = Router::new().fallback(|| async { "{}" });
@@ -457,36 +458,22 @@ mod tests {
         let bound = TcpSocket::new_v4().unwrap();
         bound.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let silent = bound.local_addr().unwrap().port();
-        let slice = |name: &str, endpoints: serde_json::Value| {
-            json!({
-                "metadata": {"name": name, "resourceVersion": "1"},
-                "addressType": "IPv4", "endpoints": endpoints,
-            })
-        };
         for (port, version, is_taken_back) in [
             (silent, "7", true),
             (ready, "7", false),
             (silent, "8", false),
         ] {
-            let slices = [
-                slice("m-ipv4", json!([{"addresses": ["127.0.0.1"]}])),
-                slice("m-ipv6", json!([])),
-            ];
-            let (client, writes) = api_server_with(vec![
-                (
-                    "/models/m",
-                    json!({"metadata": {"name": "m", "resourceVersion": version}}),
-                ),
-                ("/endpointslices", json!({"metadata": {}, "items": slices})),
-            ])
-            .await;
-            let plan = serving("m", port);
-            let context = context(client, &plan);
-            let mut model = saying("True", "Ready", plan.spec.generation);
-            Arc::make_mut(&mut model).metadata.resource_version = Some("7".to_owned());
-            let word = Word::of_leader(&model, &context).unwrap();
-            let taken_back = word.take_back(&context.client, &context.recorder, &model);
-            assert_eq!(taken_back.await.unwrap(), is_taken_back, "{port} {version}");
+            let mut late = 0;
+            let (taken_back, writes) = loop {
+                let (taken_back, took, writes) = take_back(port, version).await;
+                // Who answers too late counts as silent, and on a busy machine it may be this test that is late.
+                let is_late = taken_back != is_taken_back && took >= reached::AT_ONCE;
+                if !is_late || late == MOST_LATE {
+                    break (taken_back, writes);
+                }
+                late += 1;
+            };
+            assert_eq!(taken_back, is_taken_back, "{port} {version}");
             let writes = writes.lock().unwrap();
             let written = |end: &str| writes.iter().filter(|(to, _)| to.ends_with(end)).count();
             let once = usize::from(is_taken_back);
@@ -495,6 +482,38 @@ mod tests {
             // What leads nowhere stays as it is.
             assert_eq!(written("/endpointslices/m-ipv6"), 0);
         }
+    }
+
+    /// Whether it is taken back that a Model is ready, which the leader has seen with the version 7, and which has this one by now; how long that took,
+    /// and what was written. Rank 0 is at this port.
+    async fn take_back(port: u16, version: &str) -> (bool, Duration, Writes) {
+        let slice = |name: &str, endpoints: serde_json::Value| {
+            json!({
+                "metadata": {"name": name, "resourceVersion": "1"},
+                "addressType": "IPv4", "endpoints": endpoints,
+            })
+        };
+        let slices = [
+            slice("m-ipv4", json!([{"addresses": ["127.0.0.1"]}])),
+            slice("m-ipv6", json!([])),
+        ];
+        let (client, writes) = api_server_with(vec![
+            (
+                "/models/m",
+                json!({"metadata": {"name": "m", "resourceVersion": version}}),
+            ),
+            ("/endpointslices", json!({"metadata": {}, "items": slices})),
+        ])
+        .await;
+        let plan = serving("m", port);
+        let context = context(client, &plan);
+        let mut model = saying("True", "Ready", plan.spec.generation);
+        Arc::make_mut(&mut model).metadata.resource_version = Some("7".to_owned());
+        let word = Word::of_leader(&model, &context).unwrap();
+        let begun = Instant::now();
+        let taken_back = word.take_back(&context.client, &context.recorder, &model);
+        let taken_back = taken_back.await.unwrap();
+        (taken_back, begun.elapsed(), writes)
     }
 
     #[test]
