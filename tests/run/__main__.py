@@ -39,22 +39,29 @@ EMULATED = "prima-tests::processors_kernels"
 EMULATED_LEVELS = {"sse4.1", "avx2", "neon", "neon-dotprod", "neon-i8mm"}
 # Programs for other processors, what was said while they were built, and what is locked meanwhile (tests/src/emulated.rs).
 PROCESSORS = ROOT / "target" / "processors"
-# Tests of a suite that cannot run where a need is not met, though the others can; none() where its tests do less then.
+# Needs of some of a suite's tests, with those that cannot run where it is not met, though the others can; none() where they do less then.
 PARTS = {
-    "prima-weights::suite": ("small-disk", "test(/^no_room::/)"),
-    "prima-tests::monitoring": ("memory-groups", "test(=memory_pressure_raises_an_alert)"),
-    "prima-tests::api_server_chart": ("chart-before", "test(=an_upgrade_from_the_chart_before_keeps_models)"),
-    "prima-tests::cluster_prima": ("pods-before", "none()"),
-    "prima-tests::images_archive": ("root-file-systems", "test(=a_root_file_system_runs_the_programs)"),
-    "prima-tests::local_ring_lent": ("networks", "(test(=machines_of_two_networks_make_a_ring) | test(=a_machine_that_is_cut_off_is_noticed_soon))"),
-    "prima-engine::gpu_layers": ("vulkan", "all()"),
-    "prima-node-agent": (
-        "vulkan",
-        "(test(=profile::gpu::tests::everything_of_a_gpu_is_measured) | test(=profile::gpu::tests::each_gpu_of_a_machine_is_in_its_profile) | "
-        "test(=decode::draft_model::tests::a_gpu_guesses_as_a_processor_does))",
-    ),
-    "prima-tests::processors_kernels": ("large-pages", "test(=weights_stream_on_a_raspberry_pi_5)"),
-    "prima-tests::processors_rings": ("large-pages", "test(=a_raspberry_pi_5_has_large_pages)"),
+    "prima-weights::suite": [("small-disk", "test(/^no_room::/)")],
+    "prima-tests::monitoring": [("memory-groups", "test(=memory_pressure_raises_an_alert)")],
+    "prima-tests::api_server_chart": [
+        ("chart-before", "test(=an_upgrade_from_the_chart_before_keeps_models)"),
+        ("definitions", "(test(=an_api_server_takes_the_chart_and_its_samples) | test(=kubeconform_finds_no_fault_in_any_scenario))"),
+    ],
+    "prima-tests::cluster_prima": [("pods-before", "none()")],
+    "prima-tests::images_archive": [("root-file-systems", "test(=a_root_file_system_runs_the_programs)")],
+    "prima-tests::local_ring_lent": [
+        ("networks", "(test(=machines_of_two_networks_make_a_ring) | test(=a_machine_that_is_cut_off_is_noticed_soon))"),
+    ],
+    "prima-engine::gpu_layers": [("vulkan", "all()")],
+    "prima-node-agent": [
+        (
+            "vulkan",
+            "(test(=profile::gpu::tests::everything_of_a_gpu_is_measured) | test(=profile::gpu::tests::each_gpu_of_a_machine_is_in_its_profile) | "
+            "test(=decode::draft_model::tests::a_gpu_guesses_as_a_processor_does))",
+        ),
+    ],
+    "prima-tests::processors_kernels": [("large-pages", "test(=weights_stream_on_a_raspberry_pi_5)")],
+    "prima-tests::processors_rings": [("large-pages", "test(=a_raspberry_pi_5_has_large_pages)")],
 }
 # What no machine of ours runs in these tests.
 ELSEWHERE = [
@@ -163,14 +170,17 @@ def decide(suites: list[Suite], digests: inputs.Digests, wanted: list[str], spen
         except machine.Lack as lack:
             plan.left_out.append(str(lack))
             continue
-        if suite.id in PARTS:
-            name, tests = PARTS[suite.id]
+        lacking = []
+        for name, tests in PARTS.get(suite.id, []):
             try:
-                identities.append(machine.meet(name))
+                with spent.phase(f"tools: {name}"):
+                    identities.append(machine.meet(name))
             except machine.Lack as lack:
                 plan.left_out.append(str(lack))
-                plan.filters[suite.id] = f"(binary_id(={suite.id}) & {tests})"
-                identities.append(plan.filters[suite.id])
+                lacking.append(tests)
+        if lacking:
+            plan.filters[suite.id] = f"(binary_id(={suite.id}) & ({' | '.join(lacking)}))"
+            identities.append(plan.filters[suite.id])
         plan.others[suite.id] = identities
         digest = digests.of_suite(suite, plan.others[suite.id])
         plan.digests[suite.id] = digest

@@ -18,11 +18,13 @@ struct Inputs {
     files: Vec<String>,
     /// Names of `tests/run/machine.py`.
     needs: Vec<String>,
+    /// The same, of some of its tests (`PARTS` of `tests/run/__main__.py`).
+    parts: Vec<String>,
 }
 
 /// The program `name` that cargo built: it lies one folder above the test that runs, or beside the benchmark.
 pub fn program(name: &str) -> PathBuf {
-    demand("programs", |inputs| &inputs.programs, name);
+    demand("programs", |inputs| inputs.programs.clone(), name);
     let own = std::env::current_exe().expect("own path");
     let folder = own.parent().expect("own folder");
     let folder = match folder.ends_with("deps") {
@@ -55,7 +57,8 @@ pub fn file(path: &str) -> PathBuf {
 
 /// Panics unless the suite lists the tool that is about to be used.
 pub fn need(name: &str) {
-    demand("needs", |inputs| &inputs.needs, name);
+    let needs = |inputs: &Inputs| [&inputs.needs[..], &inputs.parts[..]].concat();
+    demand("needs", needs, name);
 }
 
 /// The repository, for what is no suite's input: cargo's folder, and scripts of tools.
@@ -64,7 +67,7 @@ pub(crate) fn repository() -> &'static Path {
     tests.parent().expect("the repository")
 }
 
-fn demand(field: &str, listed: fn(&Inputs) -> &Vec<String>, name: &str) {
+fn demand(field: &str, listed: fn(&Inputs) -> Vec<String>, name: &str) {
     if let Some(inputs) = of_this_suite() {
         assert!(
             listed(inputs).iter().any(|entry| entry == name),
