@@ -6,6 +6,7 @@
 #   prima             aarch64/              prima                                      the program
 #   prima-node-agent  aarch64/              prima-node-agent                           the same
 #                     aarch64/              libraries                                  what QEMU gives them as their root
+#                     aarch64/              libraries/root.tar                         the root file system of images with them
 #                                           built                                      where there is all that was asked for
 #
 # arm64 is compiled by Debian's cross compiler in a root of its own (once, 1.5 GB in the cache): the toolchain of this machine
@@ -17,7 +18,8 @@ cd "$(dirname "$0")/../.."
 
 cache=${PRIMA_CACHE:-$HOME/.cache/prima}/arm64
 # A newer Rust may be asked for.
-version=$(grep -h ^rust-version Cargo.toml | cat - tests/processors/build.sh | sha256sum | cut -c 1-16)
+version=$(grep -h ^rust-version Cargo.toml | cat - tests/processors/build.sh images/root.sh | sha256sum | cut -c 1-16)
+release=sid mirror=http://deb.debian.org/debian
 target=aarch64-unknown-linux-gnu
 folder=$PWD/target/processors
 
@@ -64,12 +66,14 @@ ensure_root() {
     fi
 }
 
-# make_root FOLDER: Debian's unstable release, whose Release file may be some days old on a mirror.
+# make_root FOLDER: Debian's unstable release, whose Release file may be some days old on a mirror. In it is a root file system of the same release,
+# for images of programs that are compiled there.
 make_root() {
     mmdebstrap --quiet --variant=apt --architectures=amd64,arm64 --aptopt='Acquire::Check-Valid-Until "false"' \
         --include=rustc,cargo,gcc,libc6-dev,gcc-aarch64-linux-gnu,g++-aarch64-linux-gnu,libstd-rust-dev:arm64,cmake,make,libclang-dev \
-        sid "$1" http://deb.debian.org/debian
+        "$release" "$1" "$mirror"
     mkdir "$1"/{source,registry}
+    images/root.sh "$release" arm64 "$1/root.tar" "" "deb [check-valid-until=no] $mirror $release main"
 }
 
 # link ARCHITECTURE NAME...: the one program of each name in cargo's messages.

@@ -148,7 +148,7 @@ def emulation() -> str:
     try:
         return "\n".join([*identity, built(TESTS / "processors" / "build.sh", "root")])
     except subprocess.CalledProcessError as error:
-        raise Lack("Debian's compiler for arm64 could not be fetched") from error
+        raise Lack("Debian's compiler and libraries for arm64 could not be fetched") from error
 
 
 def large_pages() -> str:

@@ -83,6 +83,11 @@ pub fn arm64_program(program: &str) -> PathBuf {
     folder("aarch64").join(program)
 }
 
+/// The root file system of images with such programs, as an archive.
+pub fn arm64_root() -> PathBuf {
+    folder("aarch64").join("libraries/root.tar")
+}
+
 /// `program` of `target/processors` on this machine's own processor.
 pub fn natively(program: &str) -> Command {
     Command::new(folder(std::env::consts::ARCH).join(program))

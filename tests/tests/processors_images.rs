@@ -6,18 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use prima_tests::containerd::Containerd;
-use prima_tests::emulated::{CORTEX_A76, arm64_program};
+use prima_tests::emulated::{CORTEX_A76, arm64_program, arm64_root};
 use prima_tests::image_archive::assemble_for;
 use prima_tests::local_ring::smollm2;
 use prima_tests::machine_ring::{Host, MachineRing, Node, plan, usual_profile};
 use prima_tests::registry::Registry;
-use prima_tests::{Endpoint, http, inputs};
+use prima_tests::{Endpoint, http};
 use serde_json::json;
 
-/// Programs run on the Debian that they were compiled in (`tests/processors/build.sh`).
-const RELEASE: &str = "sid";
-/// Its Release file may be some days old on a mirror.
-const SOURCE: &str = "deb [check-valid-until=no] http://deb.debian.org/debian sid main";
 /// One in each image.
 const PROGRAMS: [&str; 2] = ["prima", "prima-node-agent"];
 
@@ -65,11 +61,7 @@ fn images_for_arm64_run_on_a_raspberry_pi_5() {
 fn pulled(folder: &Path) -> [Image; 2] {
     let built = folder.join("built");
     fs::create_dir(&built).unwrap();
-    let mut root = Command::new(inputs::file("images/root.sh"));
-    run(root
-        .args([RELEASE, "arm64"])
-        .arg(built.join("root.tar"))
-        .args(["", SOURCE]));
+    fs::copy(arm64_root(), built.join("root.tar")).unwrap();
     let images = PROGRAMS.map(|program| {
         fs::copy(arm64_program(program), built.join(program)).unwrap();
         (format!("localhost/{program}:arm64"), program)
