@@ -45,6 +45,8 @@ struct Params {
     direct: u32,
     // 1: each head has a sink.
     has_sinks: u32,
+    // Groups of all of this that were started before: what takes long is started in parts.
+    first_group: u32,
 }
 
 var<immediate> params: Params;
@@ -72,8 +74,9 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) th
     let kv_head = group.y;
     let sharing = params.heads / params.kv_heads;
     let count = params.rows * sharing;
-    let first = group.x / params.parts * QUERIES;
-    let part = group.x % params.parts;
+    let own_group = params.first_group + group.x;
+    let first = own_group / params.parts * QUERIES;
+    let part = own_group % params.parts;
     let width = params.kv_heads * params.pairs;
 
     // Each thread has the pairs of one row, ROW_THREADS apart, up to a multiple of AT_ONCE.

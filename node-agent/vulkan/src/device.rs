@@ -13,8 +13,17 @@ use crate::kernels::Kernel;
 use crate::raw_device::RawDevice;
 use crate::recorder::Recorder;
 
-/// So long a part of a pass may take before the GPU counts as hanging. A part is some layers of some hundred rows: drivers that watch over GPUs
-/// give up what takes two to ten seconds. Others may use the GPU, too, and some drivers do not watch.
+/// Floating-point operations of a part of a pass at most, where no kernel alone has more. Drivers that watch over GPUs give up what takes too long:
+/// AMD's after ten seconds, and since Linux 7.0 after two. The slowest integrated GPUs do 0.05 to 0.1 Tflop/s with our kernels (estimated: an eighth
+/// to a quarter of the 0.4 that 24 units of Intel's do at best). So a part takes them one to two seconds, and others a fraction of that.
+const PART_FLOP: u64 = 100_000_000_000;
+/// The same of a GPU with memory of its own, of which the slowest do 0.25 Tflop/s (estimated in the same way, of 1 to 2 at best). Large ones need as
+/// much to be busy: attention of 256 rows to 65,536 positions in a layer of a 32B is two parts of these, and would be six of the others, each with too
+/// few groups of threads for a hundred processors.
+const DISCRETE_PART_FLOP: u64 = 5 * PART_FLOP;
+
+/// So long a part of a pass may take before the GPU counts as hanging: many times what it may have to do (`PART_FLOP`). Others may use the GPU, too, and
+/// some drivers do not watch over it.
 pub const PATIENCE: Duration = Duration::from_secs(15);
 /// The same where the processor computes: that takes its time.
 const SOFTWARE_PATIENCE: Duration = Duration::from_secs(600);
@@ -24,6 +33,7 @@ const SOFTWARE_PATIENCE: Duration = Duration::from_secs(600);
 pub struct Device {
     shared: Arc<Shared>,
     most_bound_bytes: u64,
+    most_part_flop: u64,
     abilities: Abilities,
     patience: Duration,
 }
@@ -43,6 +53,10 @@ impl Device {
         let raw = RawDevice::open(gpus, index)?;
         Ok(Device {
             most_bound_bytes: u64::from(raw.found.limits.max_storage_buffer_range),
+            most_part_flop: match raw.found.facts.kind {
+                GpuKind::Discrete => DISCRETE_PART_FLOP,
+                GpuKind::Integrated | GpuKind::Virtual | GpuKind::Software => PART_FLOP,
+            },
             abilities: raw.found.abilities,
             patience: match raw.found.facts.kind {
                 GpuKind::Software => SOFTWARE_PATIENCE,
@@ -60,6 +74,15 @@ impl Device {
     pub fn with_most_bound_bytes(self, bytes: u64) -> Device {
         Device {
             most_bound_bytes: bytes.min(self.most_bound_bytes),
+            ..self
+        }
+    }
+
+    /// The same GPU, to which passes are handed in parts of at most `flop` floating-point operations, where no kernel alone has more.
+    #[must_use]
+    pub fn with_most_part_flop(self, flop: u64) -> Device {
+        Device {
+            most_part_flop: flop,
             ..self
         }
     }
@@ -114,6 +137,11 @@ impl Device {
     pub fn most_buffer_bytes(&self) -> u64 {
         let allocated = self.raw().found.most_allocated_bytes;
         self.most_bound_bytes.min(allocated)
+    }
+
+    /// Floating-point operations of a part of a pass at most, where no kernel alone has more.
+    pub(crate) fn most_part_flop(&self) -> u64 {
+        self.most_part_flop
     }
 
     /// Makes the kernels ready for weights of these formats, for those of experts or heads, and for latents, which takes seconds where a driver sees

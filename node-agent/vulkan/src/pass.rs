@@ -25,6 +25,13 @@ const PART: u32 = 48;
 /// Kernels of a pass's first part: the GPU has nothing to do until it is recorded.
 const FIRST_PART: u32 = 8;
 
+/// What is recorded of a part.
+#[derive(Clone, Copy, Default)]
+struct Recorded {
+    kernels: u32,
+    flop: u64,
+}
+
 /// How often it is looked whether a part has ended, while a GPU hangs. So that is known after an eighth more than it may take.
 const LOOKS: u32 = 8;
 
@@ -43,6 +50,8 @@ pub struct Pass<'a> {
     submitted: usize,
     /// Kernels started.
     started: u32,
+    /// Of the part that is being recorded.
+    recorded: Recorded,
     /// How many parts were handed over when each mark was set last.
     marks: [usize; 2],
     /// The stage that is being filled, and up to where.
@@ -79,6 +88,20 @@ impl Device {
     }
 }
 
+impl Recorded {
+    /// Whether a kernel with so much to do begins a new part. One has at most `most`, where no kernel alone has more.
+    fn is_full(self, is_first: bool, flop: u64, most: u64) -> bool {
+        let kernels = if is_first { FIRST_PART } else { PART };
+        let both_long = self.flop > 0 && flop > 0;
+        self.kernels >= kernels || both_long && self.flop.saturating_add(flop) > most
+    }
+
+    fn add(&mut self, flop: u64) {
+        self.kernels += 1;
+        self.flop = self.flop.saturating_add(flop);
+    }
+}
+
 impl<'a> Pass<'a> {
     fn begin(
         device: &'a Device,
@@ -103,6 +126,7 @@ impl<'a> Pass<'a> {
             commands,
             submitted: 0,
             started: 0,
+            recorded: Recorded::default(),
             marks: [0; 2],
             stage: (0, 0),
             timeline: (device.raw().timelines.running(), None),
@@ -214,7 +238,7 @@ impl<'a> Pass<'a> {
         unsafe { raw.cmd_copy_buffer(self.commands, from.0, to.0, &region) };
     }
 
-    /// Starts `groups` groups of a kernel.
+    /// Starts `groups` groups of a kernel that has little to do: the same for each number that it reads.
     ///
     /// # Errors
     /// [`VulkanError::Driver`] when the kernel cannot be compiled.
@@ -228,10 +252,30 @@ impl<'a> Pass<'a> {
         params: &[u32],
         groups: [u32; 2],
     ) -> Result<(), VulkanError> {
+        self.start_long(kernel, slices, params, groups, 0)
+    }
+
+    /// As [`start`](Self::start), of a kernel that has so many floating-point operations to do. Where these are too many for a part that has others
+    /// already, it begins a new one.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// As there.
+    pub(crate) fn start_long(
+        &mut self,
+        kernel: Kernel,
+        slices: &[Slice<'a>],
+        params: &[u32],
+        groups: [u32; 2],
+        flop: u64,
+    ) -> Result<(), VulkanError> {
         if groups.contains(&0) {
             return Ok(());
         }
-        if self.started == FIRST_PART || self.started > 0 && self.started.is_multiple_of(PART) {
+        let (is_first, most) = (self.submitted == 0, self.device.most_part_flop());
+        if self.recorded.is_full(is_first, flop, most) {
             self.go_on()?;
         }
         let failed = |result| VulkanError::of("record a pass", result);
@@ -252,6 +296,7 @@ impl<'a> Pass<'a> {
             recorder.descriptor_pool(raw)?;
         }
         self.started += 1;
+        self.recorded.add(flop);
         let layouts = [kernels.set_layout()];
         let info = vk::DescriptorSetAllocateInfo::default()
             .descriptor_pool(recorder.descriptors[pool])
@@ -307,6 +352,7 @@ impl<'a> Pass<'a> {
         let recorder = self.recorder.as_mut().ok_or(VulkanError::Lost)?;
         // SAFETY: the pass before has ended.
         self.commands = unsafe { recorder.begin(&self.device.raw().raw, self.submitted)? };
+        self.recorded = Recorded::default();
         self.note_begin();
         Ok(())
     }
@@ -481,5 +527,33 @@ impl Drop for Pass<'_> {
             // Whatever it was: these parts may still run.
             device.give_up_lost();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In how many kernels each part ends, of these operations each.
+    fn parts(kernels: &[u64], most: u64) -> Vec<u32> {
+        let (mut parts, mut recorded) = (Vec::new(), Recorded::default());
+        for &flop in kernels {
+            if recorded.is_full(parts.is_empty(), flop, most) {
+                parts.push(recorded.kernels);
+                recorded = Recorded::default();
+            }
+            recorded.add(flop);
+        }
+        parts.push(recorded.kernels);
+        parts
+    }
+
+    #[test]
+    fn a_part_has_so_many_kernels_and_so_much_to_do() {
+        assert_eq!(parts(&[0; 110], 100), [8, 48, 48, 6]);
+        // What is just as much fits. What alone is more is a part, with short kernels before or behind it.
+        let kernels = [60, 40, 0, 1, 0, 200, 0, 30, 30, 50];
+        assert_eq!(parts(&kernels, 100), [3, 2, 2, 2, 1]);
+        assert_eq!(parts(&[0, 200, 0, 200], 100), [3, 1]);
     }
 }

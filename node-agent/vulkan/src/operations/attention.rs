@@ -150,19 +150,24 @@ impl<'a> Pass<'a> {
         };
         // A kernel names its sinks even where it reads none.
         let sinks = sinks.map_or(queries, |sinks| Rows::of(sinks, 1, heads));
-        let slices = [sequence.blocks, queries, sequence.cache, out, sinks];
-        let groups = [groups as u32, kv_heads as u32];
-        if let Some(rotated) = rotated {
-            let [blocks, queries, cache, out, sinks] = slices;
-            let rotated = Rows::of(rotated, end, heads * (head_dim - value_dim));
-            let slices = [blocks, queries, cache, out, sinks, rotated];
-            return self.start(Kernel::LatentAttention, &slices, &params, groups);
-        }
-        let queries = match rows * (heads / kv_heads) <= FEW_QUERIES {
-            true => FEW_QUERIES,
-            false => QUERIES,
+        let mut slices = vec![sequence.blocks, queries, sequence.cache, out, sinks];
+        let kernel = match rotated {
+            None => Kernel::Attention(attention.group_queries()),
+            Some(rotated) => {
+                slices.push(Rows::of(rotated, end, heads * (head_dim - value_dim)));
+                Kernel::LatentAttention
+            }
         };
-        self.start(Kernel::Attention(queries), &slices, &params, groups)
+        // What there is to do grows with the context. Each start has no more groups than have as much to do as a part of a pass may.
+        let flop = attention.group_flop(part_blocks);
+        let at_once = (self.device().most_part_flop() / flop).max(1) as usize;
+        for first in (0..groups).step_by(at_once) {
+            let count = at_once.min(groups - first);
+            let params = [&params[..], &[first as u32]].concat();
+            let groups = [count as u32, kv_heads as u32];
+            self.start_long(kernel, &slices, &params, groups, count as u64 * flop)?;
+        }
+        Ok(())
     }
 
     /// The results of all of a pass's attentions, whose `out` is given, ready to be multiplied, as by [`input`](Self::input): rows of `width`
@@ -280,6 +285,27 @@ impl Attention<'_> {
     /// Whether the results are rounded to bytes as they are combined: sixteen of the same head at a time.
     fn is_rounded(&self) -> bool {
         self.out.count <= FEW_ROWS && self.sequence.kv.value_dim().is_multiple_of(UNIT)
+    }
+
+    /// Rows of queries of a group of threads.
+    fn group_queries(&self) -> usize {
+        let SequenceRows { kv, rows, .. } = self.sequence;
+        match kv.values_in_keys {
+            Some(_) => LATENT_QUERIES,
+            None if rows * (self.heads / kv.kv_heads) <= FEW_QUERIES => FEW_QUERIES,
+            None => QUERIES,
+        }
+    }
+
+    /// Floating-point operations of a group for each of the key heads together, with so many blocks; not 0.
+    fn group_flop(&self, part_blocks: usize) -> u64 {
+        let kv = self.sequence.kv;
+        // A window begins anywhere in a block.
+        let seen = self.window.unwrap_or(usize::MAX);
+        let seen = seen.saturating_add(KV_POSITIONS);
+        let positions = seen.min(part_blocks * KV_POSITIONS);
+        let numbers = kv.kv_heads * (kv.head_dim + kv.value_dim());
+        (2 * self.group_queries() * positions * numbers).max(1) as u64
     }
 
     /// Into how many parts the blocks of a tile are cut, and how many each has. By sizes alone, so that results are the same every time.

@@ -468,6 +468,8 @@ impl<'a> Pass<'a> {
             false => x.rows.cut(cols),
         };
         let flags = u32::from(bias.is_some()) | (u32::from(x_rows.is_none()) << 2);
+        // Of all parts, where every tile has all the rows that it has room for.
+        let flop = 2 * (tile_count * shape.group().0 * own_rows * cols) as u64;
         let mut first = 0;
         while first < parts {
             let part = most.min(parts - first);
@@ -496,7 +498,8 @@ impl<'a> Pass<'a> {
             let across = own_rows.div_ceil(shape.group().1);
             let groups = [across as u32, tile_count as u32];
             let kernel = Kernel::MultiplyExperts(shape, format);
-            self.start(kernel, &bound, &params, groups)?;
+            let flop = flop * part as u64 / parts as u64;
+            self.start_long(kernel, &bound, &params, groups, flop)?;
             first += part;
         }
         Ok(())

@@ -32,7 +32,8 @@ pub struct Product<'a> {
 }
 
 impl<'a> Pass<'a> {
-    /// Multiplies rows by a matrix. The parts of a matrix that is larger than kernels may see at once come one after another.
+    /// Multiplies rows by a matrix. The parts of a matrix that is larger than kernels may see at once, or with more to do than a part of a pass may
+    /// have, come one after another.
     ///
     /// # Errors
     /// [`VulkanError::NoKernel`] for a format without kernels, and for rows that are not a multiple of 16 numbers.
@@ -65,7 +66,11 @@ impl<'a> Pass<'a> {
         };
         let shape = Shape::of(count, format, self.device().abilities());
         let (group_rows, group_matrix_rows) = shape.group();
-        let most = self.most_rows(row_bytes, MOST_GROUPS as usize * group_matrix_rows);
+        // Those of rows that only fill up a group are done, too.
+        let row_flop = 2 * (count.next_multiple_of(group_rows) * cols) as u64;
+        let in_part = (self.device().most_part_flop() / row_flop).max(1) as usize;
+        let in_groups = MOST_GROUPS as usize * group_matrix_rows;
+        let most = self.most_rows(row_bytes, in_groups.min(in_part));
         let mut first = 0;
         while first < matrix_rows {
             let part = most.min(matrix_rows - first);
@@ -89,16 +94,17 @@ impl<'a> Pass<'a> {
                 part.div_ceil(group_matrix_rows) as u32,
                 count.div_ceil(group_rows) as u32,
             ];
-            self.start(Kernel::Multiply(shape, format), &slices, &params, groups)?;
+            let (kernel, flop) = (Kernel::Multiply(shape, format), part as u64 * row_flop);
+            self.start_long(kernel, &slices, &params, groups, flop)?;
             first += part;
         }
         Ok(())
     }
 
-    /// How many rows of a matrix a kernel may see at once, of those that it has groups for.
-    fn most_rows(&self, row_bytes: u64, in_groups: usize) -> usize {
+    /// How many rows of a matrix a kernel may see at once, of so many.
+    fn most_rows(&self, row_bytes: u64, of: usize) -> usize {
         let device = self.device();
-        let most = (device.most_bound_bytes() / row_bytes).min(in_groups as u64);
+        let most = (device.most_bound_bytes() / row_bytes).min(of as u64);
         whole_steps(most, row_bytes, device.alignment())
     }
 }

@@ -2,11 +2,13 @@
 
 use half::f16;
 use prima_vulkan::{
-    Attention, FEW_ROWS, KV_POSITIONS, KvShape, SequenceRows, attention_groups,
+    Attention, Device, FEW_ROWS, KV_POSITIONS, KvShape, SequenceRows, attention_groups,
     attention_part_bytes, input_bytes,
 };
 
-use crate::support::{DEVICE, Random, append, assert_close, buffer, packed, packed_in, read, rows};
+use crate::support::{
+    DEVICE, Random, append, assert_close, buffer, packed, packed_in, read, rows, words,
+};
 
 /// What an attention is tried with.
 struct Case {
@@ -23,19 +25,21 @@ struct Case {
     sinks: bool,
 }
 
+const PLAIN: Case = Case {
+    heads: 4,
+    kv_heads: 2,
+    head_dim: 32,
+    held: 0,
+    rows: 1,
+    window: None,
+    softcap: None,
+    temperature: None,
+    sinks: false,
+};
+
 #[test]
 fn attention_sees_what_it_should() {
-    let plain = Case {
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 32,
-        held: 0,
-        rows: 1,
-        window: None,
-        softcap: None,
-        temperature: None,
-        sinks: false,
-    };
+    let plain = PLAIN;
     for case in [
         Case { ..plain },
         Case { held: 63, ..plain },
@@ -146,11 +150,43 @@ fn attention_sees_what_it_should() {
             ..plain
         },
     ] {
-        attention(&case);
+        attention(&DEVICE, &case);
     }
 }
 
-fn attention(case: &Case) {
+/// In parts of several blocks, to results that are rounded, and to results at once, with a window.
+#[test]
+fn attention_group_by_group_is_the_same_to_the_bit() {
+    let slow = DEVICE.clone().with_most_part_flop(1);
+    for case in [
+        Case {
+            held: 33 * 64,
+            rows: 9,
+            ..PLAIN
+        },
+        Case {
+            heads: 32,
+            kv_heads: 32,
+            held: 130,
+            rows: 9,
+            ..PLAIN
+        },
+        Case {
+            heads: 32,
+            kv_heads: 32,
+            held: 30,
+            rows: 30,
+            window: Some(8),
+            sinks: true,
+            ..PLAIN
+        },
+    ] {
+        assert!(attention(&slow, &case) == attention(&DEVICE, &case));
+    }
+}
+
+/// The bits of what comes out.
+fn attention(device: &Device, case: &Case) -> Vec<u32> {
     let Case {
         heads,
         kv_heads,
@@ -255,7 +291,7 @@ fn attention(case: &Case) {
     let room = DEVICE
         .buffer(input_bytes(pass_rows, heads * head_dim))
         .unwrap();
-    let mut pass = DEVICE.pass().unwrap();
+    let mut pass = device.pass().unwrap();
     if held > kept {
         append(&mut pass, sequence(held - kept, 0, kept), &keys, &values);
     }
@@ -296,4 +332,5 @@ fn attention(case: &Case) {
         let found = own(packed_in(&room, pass_rows * width));
         assert_eq!(found, expected, "{what}, to be multiplied");
     }
+    words(&out)
 }

@@ -10,7 +10,7 @@ use prima_vulkan::{
 
 use crate::new_rows::{EPSILON, NEW, NewRows, PASS_ROWS, norm};
 use crate::support::{
-    DEVICE, Random, assert_close, buffer, packed, packed_in, read, rounded_to_bytes, rows,
+    DEVICE, Random, assert_close, buffer, packed, packed_in, read, rounded_to_bytes, rows, words,
 };
 
 /// Of deepseek2's models.
@@ -117,17 +117,28 @@ fn attention_to_latents_sees_what_it_should() {
         (SMALL, 7, 90, 40),
     ] {
         for temperature in [None, Some((0.3, 16))] {
-            attention(kv, heads, (held, new), temperature);
+            attention(&DEVICE, (kv, heads), (held, new), temperature);
         }
     }
 }
 
+/// At once, and in parts.
+#[test]
+fn attention_to_latents_group_by_group_is_the_same_to_the_bit() {
+    let slow = DEVICE.clone().with_most_part_flop(1);
+    for (heads, rows) in [(16, (130, 20)), (4, (200, 30))] {
+        let made = [&slow, &*DEVICE].map(|device| attention(device, (SMALL, heads), rows, None));
+        assert!(made[0] == made[1]);
+    }
+}
+
+/// The bits of what comes out.
 fn attention(
-    kv: KvShape,
-    heads: usize,
+    device: &Device,
+    (kv, heads): (KvShape, usize),
     (held, new): (usize, usize),
     temperature: Option<(f32, usize)>,
-) {
+) -> Vec<u32> {
     let what = format!("{kv:?}, {heads} heads, {held} + {new}, {temperature:?}");
     let (head_dim, rank) = (kv.head_dim, kv.value_dim());
     let (end, scale) = (held + new, 0.1);
@@ -214,7 +225,7 @@ fn attention(
         temperature,
         sinks: None,
     };
-    let mut pass = DEVICE.pass().unwrap();
+    let mut pass = device.pass().unwrap();
     pass.attend(attention).unwrap();
     pass.barrier();
     pass.attended_latents(&[attention], tiles, (out.whole(), rank), room.whole())
@@ -244,6 +255,7 @@ fn attention(
         let found = own(packed_in(&room, pass_rows * heads * rank));
         assert_eq!(found, own(expected), "{what}, to be multiplied");
     }
+    words(&out)
 }
 
 #[test]

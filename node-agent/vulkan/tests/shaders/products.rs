@@ -5,7 +5,7 @@ use prima_gguf::GgmlType;
 use prima_kernels as cpu;
 use prima_vulkan::{Device, FEW_ROWS, Matrix, Product, has_kernels, input_bytes};
 
-use crate::support::{DEVICE, Random, assert_close, buffer, read, rounded_to_bytes, rows};
+use crate::support::{DEVICE, Random, assert_close, buffer, open, read, rounded_to_bytes, rows};
 
 /// Products differ by the order of sums only, since both sides multiply the same weights and numbers.
 const SUMS: f32 = 1e-5;
@@ -157,4 +157,44 @@ fn a_matrix_larger_than_a_binding_is_multiplied_in_parts() {
     for count in [1, 5, FEW_ROWS + 1] {
         product(&narrow, GgmlType::Q8_0, (300, 576), count);
     }
+}
+
+#[test]
+fn a_product_with_much_to_do_is_made_in_parts() {
+    // Of 7 rows of the matrix, or as many as there have to be, and of 70 others, in two tiles of 64.
+    let slow = DEVICE.clone().with_most_part_flop(7 * 2 * 128 * 576);
+    product(&slow, GgmlType::Q8_0, (300, 576), 70);
+}
+
+#[test]
+fn parts_of_a_pass_have_so_much_to_do() {
+    const WIDTH: usize = 16;
+    let flop = 2 * (WIDTH * WIDTH) as u64;
+    // One of its own, whose timeline knows no other pass.
+    let device = open().with_most_part_flop(2 * flop);
+    let numbers = |count: usize| device.buffer(4 * count as u64).unwrap();
+    let (weights, x, out) = (numbers(WIDTH * WIDTH), numbers(WIDTH), numbers(WIDTH));
+    let room = device.buffer(input_bytes(1, WIDTH)).unwrap();
+    device.start_timeline().unwrap();
+    let mut pass = device.pass().unwrap();
+    let input = pass.input(rows(&x, 1), WIDTH, room.whole()).unwrap();
+    let matrix = Matrix {
+        weights: weights.whole(),
+        format: GgmlType::F32,
+        rows: WIDTH,
+        cols: WIDTH,
+    };
+    for _ in 0..5 {
+        pass.barrier();
+        let product = Product {
+            x: input,
+            out: out.whole(),
+            bias: None,
+            add: None,
+        };
+        pass.multiply(matrix, product).unwrap();
+    }
+    pass.finish().unwrap();
+    // Of two products, two, and one.
+    assert_eq!(device.end_timeline().unwrap().computed.len(), 3);
 }

@@ -18,7 +18,7 @@ use crate::gpu::backend::error;
 use crate::kernels::RopeAngles;
 use crate::ropes::Ropes;
 
-/// Rows that go through the layers at once. More follow in further submissions, since drivers end those that take seconds.
+/// Rows that go through the layers at once, for which the planner counts memory. More follow in further passes.
 const MOST_ROWS: usize = 512;
 
 pub(super) struct Window {
