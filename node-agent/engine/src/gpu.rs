@@ -232,6 +232,15 @@ impl Gpu {
         Ok(Gpu(Arc::new(gpu.with_most_bound_bytes(bytes))))
     }
 
+    /// The same, whose driver gives at most `bytes` at once: for tests of what is larger together.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn software_with_most_allocated_bytes(bytes: u64) -> Result<Gpu, EngineError> {
+        let gpu = vulkan::VulkanGpu::open(GpuChoice::Software)?;
+        Ok(Gpu(Arc::new(gpu.with_most_allocated_bytes(bytes))))
+    }
+
     /// The same twice, the second without patience: with the first thing that it is asked to do, the GPU counts as hanging for both. For tests of that.
     ///
     /// # Errors

@@ -51,6 +51,7 @@ impl Device {
     fn set_aside(&self, bytes: u64, purpose: Use) -> Result<Buffer, VulkanError> {
         let raw = self.raw();
         raw.check()?;
+        self.check_buffer(bytes)?;
         Ok(Buffer {
             own: Allocation::new(raw, bytes, purpose)?,
             device: self.clone(),

@@ -33,6 +33,8 @@ const SOFTWARE_PATIENCE: Duration = Duration::from_secs(600);
 pub struct Device {
     shared: Arc<Shared>,
     most_bound_bytes: u64,
+    /// Where it gives less at once than its driver.
+    most_allocated_bytes: Option<u64>,
     most_part_flop: u64,
     abilities: Abilities,
     patience: Duration,
@@ -53,6 +55,7 @@ impl Device {
         let raw = RawDevice::open(gpus, index)?;
         Ok(Device {
             most_bound_bytes: u64::from(raw.found.limits.max_storage_buffer_range),
+            most_allocated_bytes: None,
             most_part_flop: match raw.found.facts.kind {
                 GpuKind::Discrete => DISCRETE_PART_FLOP,
                 GpuKind::Integrated | GpuKind::Virtual | GpuKind::Software => PART_FLOP,
@@ -74,6 +77,15 @@ impl Device {
     pub fn with_most_bound_bytes(self, bytes: u64) -> Device {
         Device {
             most_bound_bytes: bytes.min(self.most_bound_bytes),
+            ..self
+        }
+    }
+
+    /// The same GPU, which gives no buffer of more than `bytes`, as if that was what its driver allocates at most.
+    #[must_use]
+    pub fn with_most_allocated_bytes(self, bytes: u64) -> Device {
+        Device {
+            most_allocated_bytes: Some(bytes),
             ..self
         }
     }
@@ -136,7 +148,21 @@ impl Device {
     /// The most bytes of a buffer of which kernels see all at once.
     pub fn most_buffer_bytes(&self) -> u64 {
         let allocated = self.raw().found.most_allocated_bytes;
+        let allocated = self.most_allocated_bytes.unwrap_or(allocated);
         self.most_bound_bytes.min(allocated)
+    }
+
+    /// That a buffer is not larger than this one gives. What drivers say of themselves is not asked: some allocate more.
+    ///
+    /// # Errors
+    /// [`VulkanError::OutOfMemory`].
+    pub(crate) fn check_buffer(&self, bytes: u64) -> Result<(), VulkanError> {
+        match self.most_allocated_bytes {
+            Some(available) if bytes > available => {
+                Err(VulkanError::OutOfMemory { bytes, available })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Floating-point operations of a part of a pass at most, where no kernel alone has more.

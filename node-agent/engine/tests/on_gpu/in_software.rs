@@ -10,7 +10,7 @@ use prima_gguf::GgmlType;
 use prima_test_models::{MadeUpModel, Runner, difference};
 
 use crate::cause;
-use crate::many_rows::tokens;
+use crate::many_rows::{MANY, compare, tokens};
 use crate::on_gpu::{FLOAT, small_with_windows};
 
 /// What windows have passed makes room for the next rows, so that what a plan sets aside is enough wherever chunks begin.
@@ -158,4 +158,23 @@ fn a_gpu_that_hangs_ends_all_that_is_computed_there() {
         let cause = cause(error);
         assert!(cause.contains("is given up"), "{cause}");
     }
+}
+
+/// All experts of a layer take more than some drivers give at once. Gate, up and down each do not.
+#[test]
+fn experts_have_room_in_buffers_of_a_third() {
+    let directory = tempfile::tempdir().unwrap();
+    let made_up = MadeUpModel {
+        formats: vec![GgmlType::F32],
+        layers: 3,
+        // What passes take is less than one of these.
+        head_dim: Some(16),
+        ..MadeUpModel::of("qwen3moe")
+    };
+    let cpu = Runner::new(&made_up.write(directory.path()), 2);
+    let gate = 4 * made_up.experts * made_up.feed_forward * made_up.hidden;
+    let small = Gpu::software_with_most_allocated_bytes(gate as u64).unwrap();
+    let devices = LayerDevices::cpu().with_many_rows_on(small, MANY);
+    let found = Runner::on(&devices, &cpu.model, &[made_up.layers], 2);
+    compare("in thirds", &cpu, &found, &[7, 29, 1], FLOAT);
 }

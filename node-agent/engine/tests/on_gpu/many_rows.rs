@@ -12,7 +12,7 @@ use prima_test_models::{FAMILIES, MadeUpModel, Runner, difference, layers_of_eac
 use crate::on_gpu::{FLOAT, QUANTIZED, gpu, open, small_with_windows};
 
 /// Passes of at least so many rows go to the GPU.
-const MANY: usize = 8;
+pub const MANY: usize = 8;
 
 fn devices() -> LayerDevices {
     LayerDevices::cpu().with_many_rows_on(gpu(), MANY)
@@ -23,7 +23,7 @@ pub fn tokens(count: usize, step: usize) -> Vec<u32> {
 }
 
 /// What passes of `passes` rows make, one after the other, beside the processor.
-fn compare(name: &str, cpu: &Runner, found: &Runner, passes: &[usize], bound: f32) {
+pub fn compare(name: &str, cpu: &Runner, found: &Runner, passes: &[usize], bound: f32) {
     let (mut expected_kv, mut found_kv) = (cpu.kv_cache(), found.kv_cache());
     for (step, rows) in passes.iter().enumerate() {
         let rows = tokens(*rows, 5 + 2 * step);

@@ -78,7 +78,7 @@ impl BlockPool {
     /// Sees to it that so many blocks are free.
     ///
     /// # Errors
-    /// [`VulkanError::OutOfMemory`], also when kernels could not see all blocks at once.
+    /// [`VulkanError::OutOfMemory`], also when kernels could not see all blocks at once, or the driver gives no such buffer.
     pub fn reserve(&self, device: &Device, blocks: usize) -> Result<(), VulkanError> {
         let mut state = self.state();
         let missing = blocks.saturating_sub(state.free.len());
@@ -86,7 +86,7 @@ impl BlockPool {
             return Ok(());
         }
         let least = state.blocks + missing;
-        let most = (device.most_bound_bytes() / self.block_bytes) as usize;
+        let most = (device.most_buffer_bytes() / self.block_bytes) as usize;
         if least > most {
             return Err(VulkanError::OutOfMemory {
                 bytes: missing as u64 * self.block_bytes,
@@ -236,5 +236,28 @@ impl Unshared {
     /// The places from and to which it is copied.
     pub fn places(&self) -> (u32, u32) {
         (self.from.place, self.to.place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::open::VulkanGpu;
+    use super::*;
+    use crate::gpu::backend::GpuChoice;
+
+    #[test]
+    fn a_buffer_grows_to_what_a_driver_gives_and_no_further() {
+        const BLOCK: u64 = 1 << 16;
+        let gpu = VulkanGpu::open(GpuChoice::Software).unwrap();
+        let device = gpu.device.with_most_allocated_bytes(20 * BLOCK);
+        let pool = BlockPool::new(BLOCK);
+        let bytes = || pool.buffer().unwrap().bytes();
+        pool.reserve(&device, 1).unwrap();
+        assert_eq!(bytes(), FIRST_BLOCKS as u64 * BLOCK);
+        // By half, it would have 24.
+        pool.reserve(&device, FIRST_BLOCKS + 1).unwrap();
+        assert_eq!(bytes(), 20 * BLOCK);
+        let refused = pool.reserve(&device, 21);
+        assert!(matches!(refused, Err(VulkanError::OutOfMemory { .. })));
     }
 }

@@ -81,6 +81,13 @@ impl VulkanGpu {
         }
     }
 
+    pub fn with_most_allocated_bytes(self, bytes: u64) -> VulkanGpu {
+        VulkanGpu {
+            device: self.device.with_most_allocated_bytes(bytes),
+            ..self
+        }
+    }
+
     pub fn with_patience(self, patience: Duration) -> VulkanGpu {
         VulkanGpu {
             device: self.device.with_patience(patience),

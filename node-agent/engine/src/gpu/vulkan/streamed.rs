@@ -2,15 +2,15 @@
 //! where a pass has many rows, since each weight that crosses is used for all of them. Keys and values stay in memory, where the processor goes on
 //! with them: a layer's earlier ones are copied there, and the new ones back.
 //!
-//! Decides: that two matrices have room at a time, or those of all experts of two layers. While the first is computed with, the second is filled;
-//! the third waits for the first. Vectors stay on the GPU.
+//! Decides: that two matrices have room at a time, or those of all experts of two layers, whose gate, up and down have a buffer each, since drivers
+//! limit what one may have. While the first is computed with, the second is filled; the third waits for the first. Vectors stay on the GPU.
 
 use std::ops::Range;
 
 use half::f16;
 use prima_vulkan::{
-    Buffer, Device, KV_POSITIONS, Matrix, Pass, Slice, Uploading, Uploads, VulkanError,
-    pack_position, unpack_position,
+    Buffer, KV_POSITIONS, Matrix, Pass, Slice, Uploading, Uploads, VulkanError, pack_position,
+    unpack_position,
 };
 
 use super::kv::device_shape;
@@ -18,7 +18,7 @@ use super::open::VulkanGpu;
 use super::placed::{Experts, Matrices, PlacedLayer, Projection};
 use super::step::{Chunk, Listed, StepError};
 use super::window::{Begun, Rows, Window};
-use super::workspace::{Layout, Workspace};
+use super::workspace::Workspace;
 use crate::batch::Sequence;
 use crate::cpu::Compute;
 use crate::error::EngineError;
@@ -63,9 +63,12 @@ struct StreamedLayer {
 #[derive(Default)]
 pub(super) struct StreamRoom {
     uploads: Option<Uploads>,
-    matrices: [Option<Buffer>; SLOTS],
+    matrices: [Slot; SLOTS],
     kv: [KvRoom; SLOTS],
 }
+
+/// For a matrix, which is in the first; or for gate, up and down of all experts of a layer.
+type Slot = [Option<Buffer>; 3];
 
 /// For keys and values of a layer.
 #[derive(Default)]
@@ -109,7 +112,12 @@ impl StreamedLayers {
             })
         });
         let layers: Vec<StreamedLayer> = layers.collect::<Result<_, EngineError>>()?;
-        let largest = layers.iter().map(|layer| layer.largest(device)).max();
+        let mut largest = [0; 3];
+        for layer in &layers {
+            for (most, own) in largest.iter_mut().zip(layer.largest()) {
+                *most = own.max(*most);
+            }
+        }
         let mut room = gpu.room();
         let StreamRoom {
             uploads, matrices, ..
@@ -118,10 +126,10 @@ impl StreamedLayers {
             *uploads = Some(device.uploads().map_err(refused)?);
         }
         for slot in matrices {
-            grow(slot, largest.unwrap_or(0), |bytes| {
-                device.upload_buffer(bytes)
-            })
-            .map_err(refused)?;
+            for (buffer, bytes) in slot.iter_mut().zip(largest) {
+                let grown = grow(buffer, bytes, |bytes| device.upload_buffer(bytes));
+                grown.map_err(refused)?;
+            }
         }
         drop(room);
         let attention = &model.spec().layers[0].attention;
@@ -163,7 +171,8 @@ impl StreamedLayers {
             kv,
         } = &mut *room;
         self.make_room(kv, &of_layers, chunks).map_err(failed)?;
-        let (Some(uploads), [Some(first), Some(second)]) = (uploads, &*matrices) else {
+        let slots = matrices.each_ref().map(buffers);
+        let (Some(uploads), [Some(first), Some(second)]) = (uploads, slots) else {
             // Another window wanted more room for matrices than there is.
             return Err(failed(VulkanError::OutOfMemory {
                 bytes: 0,
@@ -241,7 +250,7 @@ impl StreamedLayers {
         }
         // Some more, so that a prompt's next chunk finds room.
         let bytes = |blocks: usize| blocks.next_multiple_of(KV_GROWTH) as u64 * self.block_bytes;
-        let most = device.most_bound_bytes();
+        let most = device.most_buffer_bytes();
         if bytes(blocks) > most {
             return Err(VulkanError::OutOfMemory {
                 bytes: bytes(blocks),
@@ -286,7 +295,7 @@ impl ManyRowsExecutor for StreamedLayers {
         } = &mut *room;
         let mut passes = passes.iter().zip(&blocks);
         let has_room = uploads.is_some()
-            && matrices.iter().all(Option::is_some)
+            && matrices.iter().all(|slot| buffers(slot).is_some())
             && passes.all(|(chunks, of_layers)| self.make_room(kv, of_layers, chunks).is_ok());
         if !has_room {
             // Others need what is of no use here.
@@ -304,25 +313,29 @@ impl StreamedLayer {
         bytes as u64
     }
 
-    /// Bytes that the largest matrix takes in a slot, or all experts together. (Each of these is smaller than all.)
-    fn largest(&self, device: &Device) -> u64 {
-        let tensors = self.placed.tensors().iter();
-        let single = tensors.map(|tensor| tensor.matrix().bytes().len() as u64);
-        let experts = self.placed.experts.as_ref();
-        let together = experts.map_or(0, |experts| {
-            let [.., last] = self.expert_places(device, experts);
-            last.end
-        });
-        single.fold(together, u64::max)
+    /// Bytes that it takes in each buffer of a slot.
+    fn largest(&self) -> [u64; 3] {
+        let experts = self.placed.experts.as_ref().map(Experts::of_experts);
+        let mut largest = experts.map_or([0; 3], |own| own.map(|one| self.bytes_of(one)));
+        let numbers = experts.map(|own| own.map(|one| one.number));
+        for (number, tensor) in self.placed.tensors().iter().enumerate() {
+            if numbers.is_none_or(|own| !own.contains(&number)) {
+                largest[0] = largest[0].max(tensor.matrix().bytes().len() as u64);
+            }
+        }
+        largest
     }
 
-    /// Where gate, up and down of all experts lie in a slot.
-    fn expert_places(&self, device: &Device, experts: &Experts) -> [Range<u64>; 3] {
-        let mut layout = Layout::new(device);
-        experts.of_experts().map(|one| {
-            let tensor = self.placed.tensor(one);
-            layout.bytes(tensor.matrix().bytes().len() as u64)
-        })
+    fn bytes_of(&self, projection: &Projection) -> u64 {
+        self.placed.tensor(projection).matrix().bytes().len() as u64
+    }
+}
+
+/// Those of a slot, if all are there.
+fn buffers(slot: &Slot) -> Option<[&Buffer; 3]> {
+    match slot {
+        [Some(first), Some(second), Some(third)] => Some([first, second, third]),
+        _ => None,
     }
 }
 
@@ -417,7 +430,7 @@ impl ChunkBlocks {
 struct Copies<'a> {
     compute: &'a Compute,
     residency: &'a Residency,
-    slots: [&'a Buffer; SLOTS],
+    slots: [[&'a Buffer; 3]; SLOTS],
     /// How often a slot was filled.
     asked: usize,
     uploading: Uploading<'a>,
@@ -427,7 +440,7 @@ struct Copies<'a> {
 
 impl<'a> Copies<'a> {
     /// The slot that is filled next. What was recorded with the one before is handed to the GPU, and what was recorded with this one has run.
-    fn slot(&mut self, pass: &mut Pass<'a>) -> Result<&'a Buffer, VulkanError> {
+    fn slot(&mut self, pass: &mut Pass<'a>) -> Result<[&'a Buffer; 3], VulkanError> {
         if let Some(before) = self.asked.checked_sub(1) {
             pass.mark(before % SLOTS)?;
         }
@@ -469,9 +482,10 @@ impl<'a> Matrices<'a> for Copies<'a> {
         pass: &mut Pass<'a>,
         projection: &'a Projection,
     ) -> Result<Matrix<'a>, StepError> {
-        let tensor = self.layer().placed.tensor(projection);
-        let slot = self.slot(pass)?;
-        let to = slot.slice(0..tensor.matrix().bytes().len() as u64);
+        let layer = self.layer();
+        let tensor = layer.placed.tensor(projection);
+        let [slot, ..] = self.slot(pass)?;
+        let to = slot.slice(0..layer.bytes_of(projection));
         let (residency, mut written) = (self.residency, Ok(()));
         let read = residency.each_run(tensor, |first, rows| {
             if written.is_ok() {
@@ -491,9 +505,9 @@ impl<'a> Matrices<'a> for Copies<'a> {
         experts: &'a Experts,
     ) -> Result<[Matrix<'a>; 3], StepError> {
         let layer = self.layer();
-        let slot = self.slot(pass)?;
-        let places = layer.expert_places(slot.device(), experts);
-        let to = places.map(|place| slot.slice(place));
+        let (slot, [gate, up, down]) = (self.slot(pass)?, experts.of_experts());
+        let bytes = [gate, up, down].map(|one| layer.bytes_of(one));
+        let to: [Slice<'a>; 3] = std::array::from_fn(|place| slot[place].slice(0..bytes[place]));
         let (residency, mut written) = (self.residency, Ok(()));
         if let Some(in_memory) = &layer.experts {
             let read = residency.all_experts(in_memory, |ready| {
@@ -510,7 +524,6 @@ impl<'a> Matrices<'a> for Copies<'a> {
         }
         written?;
         self.arrive(pass)?;
-        let [gate, up, down] = experts.of_experts();
         Ok([gate.with(to[0]), up.with(to[1]), down.with(to[2])])
     }
 }
