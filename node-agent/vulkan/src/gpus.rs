@@ -190,6 +190,8 @@ impl Found {
         let computes = |family: &vk::QueueFamilyProperties| {
             family.queue_count > 0 && family.queue_flags.contains(vk::QueueFlags::COMPUTE)
         };
+        // The first, which on most GPUs draws the desktop, too. What draws waits for a part of a pass at most. On families that only compute, AMD's GPUs
+        // were measured to take up to 5 % longer for a token (RADV; ggml-org/llama.cpp#20551), and what was measured of prima on NVIDIA's was on this one.
         let queue_family = families.iter().position(computes)? as u32;
         // SAFETY: as above.
         let memory = unsafe { instance.get_physical_device_memory_properties(physical) };
