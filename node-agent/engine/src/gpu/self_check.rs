@@ -14,8 +14,10 @@ use crate::kv_cache::KvCache;
 use crate::model::Model;
 use crate::residency::Residency;
 
-/// Rows of the passes that are compared: many, few, and one more that sees them; products have a kernel for each.
-const PASSES: [usize; 3] = [prima_vulkan::FEW_ROWS + 1, 3, 1];
+/// Rows of the passes that are compared: many, few, and one more that sees them; products have a kernel for each. The many go on in a second block of
+/// keys and values, so that the others attend in parts which are then combined.
+const PASSES: [usize; 3] = [prima_vulkan::KV_POSITIONS + 6, 3, 1];
+const _: () = assert!(PASSES[0] > prima_vulkan::FEW_ROWS);
 /// How far what a layer adds may be off. Both sides round, each in its own way, to a hundredth of it at most; a wrong kernel is off by all.
 const BOUND: f32 = 0.1;
 /// With experts: how often there are such passes. A row that both sides round differently may go to another expert, where scores are close, and
@@ -203,8 +205,8 @@ mod tests {
 
     #[test]
     fn experts_many_rows_are_compared_where_passes_have_them() {
-        assert_eq!(passes(None, 256), [(17, 1), (3, 1), (1, 1)]);
-        let usual = [(17, 1), (3, 3), (1, 8)];
+        assert_eq!(passes(None, 256), [(70, 1), (3, 1), (1, 1)]);
+        let usual = [(70, 1), (3, 3), (1, 8)];
         assert_eq!(passes(Some((128, 8)), 256), usual);
         let many = [&[(257, 1)][..], &usual].concat();
         assert_eq!(passes(Some((128, 8)), 512), many);
