@@ -46,8 +46,9 @@ pub struct Pass<'a> {
     device: &'a Device,
     recorder: MutexGuard<'a, Option<Recorder>>,
     commands: vk::CommandBuffer,
-    /// Parts handed to the GPU.
+    /// Parts handed to the GPU, and how many of them were waited for.
     submitted: usize,
+    waited_for: usize,
     /// Kernels started.
     started: u32,
     /// Of the part that is being recorded.
@@ -125,6 +126,7 @@ impl<'a> Pass<'a> {
             recorder,
             commands,
             submitted: 0,
+            waited_for: 0,
             started: 0,
             recorded: Recorded::default(),
             marks: [0; 2],
@@ -132,8 +134,16 @@ impl<'a> Pass<'a> {
             timeline: (device.raw().timelines.running(), None),
             buffers: PhantomData,
         };
+        pass.note_handed_over();
         pass.note_begin();
         Ok(pass)
+    }
+
+    /// Where somebody asks, notes how many parts were handed over and not waited for.
+    fn note_handed_over(&self) {
+        if let (Some(running), _) = &self.timeline {
+            running.handed_over(self.submitted - self.waited_for);
+        }
     }
 
     /// Where somebody asks, notes that a part begins.
@@ -371,6 +381,7 @@ impl<'a> Pass<'a> {
         };
         submitted.map_err(|result| self.failed(result))?;
         self.submitted += 1;
+        self.note_handed_over();
         Ok(())
     }
 
@@ -399,9 +410,13 @@ impl<'a> Pass<'a> {
     ///
     /// # Panics
     /// When there is no such mark.
-    pub fn wait(&self, mark: usize) -> Result<(), VulkanError> {
-        let waited = self.wait_for_parts(self.marks[mark]);
-        waited.map_err(|result| self.failed(result))
+    pub fn wait(&mut self, mark: usize) -> Result<(), VulkanError> {
+        let count = self.marks[mark];
+        let waited = self.wait_for_parts(count);
+        waited.map_err(|result| self.failed(result))?;
+        self.waited_for = self.waited_for.max(count);
+        self.note_handed_over();
+        Ok(())
     }
 
     /// Waits until so many parts have run. A pass may be long: it hangs when no part of it has ended for as long as one may take.
@@ -470,7 +485,8 @@ impl<'a> Pass<'a> {
         let waited = self.wait_for_parts(before);
         let waited = waited.and_then(|()| device.wait_awake(last, patience));
         waited.map_err(|result| self.failed(result))?;
-        self.submitted = 0;
+        (self.submitted, self.waited_for) = (0, 0);
+        self.note_handed_over();
         Ok(())
     }
 

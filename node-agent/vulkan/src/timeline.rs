@@ -27,6 +27,9 @@ pub struct Timeline {
     pub copied: Vec<Range<Duration>>,
     /// The processor filled such pieces.
     pub filled: Vec<Range<Duration>>,
+    /// How many of these it filled while parts of a pass were handed over that it had not waited for. However fast the GPU is, it did not wait until
+    /// that had computed them.
+    pub filled_ahead: usize,
     /// The GPU's times may all be too early or too late by so much.
     pub uncertainty: Duration,
     /// Whether it has a queue of its own for what is copied beside passes. Else that waits for kernels.
@@ -159,6 +162,9 @@ pub(crate) struct Running {
 struct Noted {
     /// How many queries are in use.
     taken: u32,
+    /// Parts of a pass that were handed over and not waited for.
+    not_waited_for: usize,
+    filled_ahead: usize,
     computed: Vec<u32>,
     copied: Vec<u32>,
     filled: Vec<Range<Duration>>,
@@ -204,7 +210,14 @@ impl Running {
     /// Notes that the processor has filled a piece since then.
     pub fn filled(&self, since: Instant) {
         let span = since.duration_since(self.begun)..self.begun.elapsed();
-        self.noted().filled.push(span);
+        let mut noted = self.noted();
+        noted.filled.push(span);
+        noted.filled_ahead += usize::from(noted.not_waited_for > 0);
+    }
+
+    /// Notes that so many parts of the pass were handed over and not waited for.
+    pub fn handed_over(&self, not_waited_for: usize) {
+        self.noted().not_waited_for = not_waited_for;
     }
 
     fn told(&self, device: &Device) -> Result<Timeline, VulkanError> {
@@ -232,6 +245,7 @@ impl Running {
             computed: spans(&noted.computed),
             copied: spans(&noted.copied),
             filled: noted.filled.clone(),
+            filled_ahead: noted.filled_ahead,
             uncertainty: self.clock.uncertainty,
             copies_on_own_queue: found.upload_queue != (found.queue_family, 0),
         })
@@ -357,6 +371,7 @@ mod tests {
             computed: spans(&[(10, 20), (30, 60)]),
             copied: spans(&[(0, 12), (15, 16), (40, 90)]),
             filled: spans(&[(12, 35)]),
+            filled_ahead: 1,
             uncertainty: Duration::from_micros(6),
             copies_on_own_queue: true,
         };
