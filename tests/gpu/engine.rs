@@ -92,6 +92,10 @@ impl Engine {
         bytes.sum::<usize>() as u64
     }
 
+    pub fn layers(&self) -> u64 {
+        self.whole.model().spec().layers.len() as u64
+    }
+
     fn sequence(&self, positions: usize) -> KvCache {
         self.whole.sequence(positions, KvFormat::F16)
     }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use prima_crds::error_chain;
 use prima_crds::v1alpha1::ring_plan::CHUNK_POSITIONS;
 use prima_engine::Timeline;
 use prima_tests::statistics::Samples;
@@ -44,8 +45,8 @@ pub struct Speed {
     pub gpu: Rates,
     /// Of prompts on the GPU whose weights are copied there for each piece of the usual size.
     pub copied: f64,
-    /// What went on side by side in one of them.
-    pub timeline: Timeline,
+    /// What went on side by side in one of them, or why that is not known: not every driver has a clock for all queues.
+    pub timeline: Result<Timeline, String>,
     /// What the two were measured with.
     pub tokens: [Tokens; 2],
 }
@@ -63,17 +64,23 @@ impl Finding for Speed {
             let all = spans.iter().map(|span| span.end - span.start);
             all.sum::<Duration>().as_millis()
         };
-        let timeline = &self.timeline;
-        format!(
-            "{}; of a prompt whose weights were copied, pieces took {} ms to be filled ({} ms of it beside kernels) and {} ms to be copied ({} ms), \
-             kernels {} ms",
-            self.gpu.told(),
-            milliseconds(&timeline.filled),
-            timeline.filled_while_computing().as_millis(),
-            milliseconds(&timeline.copied),
-            timeline.copied_while_computing().as_millis(),
-            milliseconds(&timeline.computed),
-        )
+        let copied = match &self.timeline {
+            Ok(timeline) => format!(
+                "of a prompt whose weights were copied, on {}, pieces took {} ms to be filled ({} ms of it beside kernels) and {} ms to be copied ({} ms), \
+                 kernels {} ms",
+                match timeline.copies_on_own_queue {
+                    true => "a queue of their own",
+                    false => "the kernels' queue",
+                },
+                milliseconds(&timeline.filled),
+                timeline.filled_while_computing().as_millis(),
+                milliseconds(&timeline.copied),
+                timeline.copied_while_computing().as_millis(),
+                milliseconds(&timeline.computed),
+            ),
+            Err(why) => format!("what goes on while weights are copied is not known: {why}"),
+        };
+        format!("{}; {copied}", self.gpu.told())
     }
 }
 
@@ -104,11 +111,15 @@ pub fn measure(machine: &Machine, model: &Model) -> Result<Speed, CheckError> {
         gpu_turns.push(turn(&gpu, on_gpu)?);
         copied_turns.push(copying.prefill_in(CHUNK_POSITIONS, on_gpu.prefill)?);
     }
-    machine.gpu.start_timeline()?;
+    let started = machine.gpu.start_timeline();
+    // Also without a clock, a GPU that is there computes.
     copying.prefill_in(CHUNK_POSITIONS, on_gpu.prefill)?;
     let timeline = machine.gpu.end_timeline()?;
     Ok(Speed {
-        timeline,
+        timeline: match started {
+            Ok(()) => Ok(timeline),
+            Err(error) => Err(error_chain(&error)),
+        },
         processor: medians(&processor_turns),
         gpu: medians(&gpu_turns),
         copied: copied_turns.into_iter().collect::<Samples>().median(),
