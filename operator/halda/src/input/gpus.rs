@@ -4,7 +4,7 @@
 //! Several GPUs of a machine are one to the planner: with the memory of all, and as fast as the slowest. Which of them gets which layers, the
 //! machine's agent decides when it loads them: GPU by GPU, as many as have room. With n GPUs, n - 1 of them may be left with less room than a
 //! layer takes. So all layers have a place as soon as they have that much less than all the room, wherever it is: what other rings hold may
-//! lie on any of these GPUs. What is no layer is on the first. One that makes the others wait for more than its room is worth is left out.
+//! lie on any of these GPUs. The fastest gets layers first, and has what is no layer. One that makes the others wait for more than its room is worth is left out.
 
 use std::ptr;
 
@@ -83,14 +83,14 @@ impl<'a> DeviceGpus<'a> {
             options,
             named,
             unused: unused.filter(|_| able.is_empty()),
-            chosen: able,
+            chosen: fastest_first(able, name, spec, options)?,
         };
         let count = gpus.best_count(name, cpu)?;
         gpus.chosen.truncate(count);
         Ok(gpus)
     }
 
-    /// The fewest of them, from the first on, with which a token takes the least time in all layers: on GPUs those for which there is room beside
+    /// The fewest of them, the fastest first, with which a token takes the least time in all layers: on GPUs those for which there is room beside
     /// all else that could be there, as fast as the slowest GPU is, and on the processor the others.
     fn best_count(&self, name: &str, cpu: LayerCost) -> Result<usize, InputError> {
         let sizes = self.sizes;
@@ -211,6 +211,24 @@ impl<'a> DeviceGpus<'a> {
         let copies = copy_seconds(measured, draft.hidden_size, draft.hidden_size);
         Some(layers + copies + gpu_output_seconds(name, measured, draft)?)
     }
+}
+
+/// By the time that a layer takes for a token: so the slowest of any number of them is the last, and can be left out. Equal ones stay in their order.
+fn fastest_first<'a>(
+    gpus: Vec<&'a GpuProfile>,
+    name: &str,
+    spec: &ModelProfileSpec,
+    options: &Options,
+) -> Result<Vec<&'a GpuProfile>, InputError> {
+    let mut timed = Vec::with_capacity(gpus.len());
+    for gpu in gpus {
+        if let Some(measured) = &gpu.measured {
+            let layer = Part::of_gpu(measured).layer_cost(name, spec, options)?;
+            timed.push((layer.decode_seconds, gpu));
+        }
+    }
+    timed.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+    Ok(timed.into_iter().map(|(_, gpu)| gpu).collect())
 }
 
 /// What so many GPUs take beyond one: what passes take on each, and on all but one room that is less than a layer's.

@@ -194,10 +194,17 @@ fn two_gpus_take_more_layers_than_one() {
     rates.decode_bytes_per_second /= 2;
     let slower = rank_0(&cluster);
     assert!(each(&slower) > 1.5 * each(&one));
+    // The faster one gets layers first, and what is no layer, wherever it is listed.
+    assert_eq!(names(&slower), ADDRESSES);
+    cluster[0].status.as_mut().unwrap().gpus.reverse();
+    let reversed = rank_0(&cluster);
+    assert_eq!(names(&reversed), ADDRESSES);
+    assert_eq!(reversed.gpu_layers, slower.gpu_layers);
+    assert_eq!(reversed.output_head_on_gpu, slower.output_head_on_gpu);
 }
 
 #[test]
-fn a_second_gpu_that_is_too_slow_is_left_out() {
+fn a_gpu_that_is_too_slow_is_left_out_wherever_it_is() {
     let model = model("llama-3-70b");
     let mut cluster = with_two_gpus();
     let alone = {
@@ -213,9 +220,12 @@ fn a_second_gpu_that_is_too_slow_is_left_out() {
         rates.decode_bytes_per_second /= 20;
         rates.prefill_flop_per_second /= 20;
     }
-    let both = planned(&model, &cluster, &options()).report;
-    assert_eq!(names(&both.members[0]), ADDRESSES[..1]);
-    assert!(both.tpot_milliseconds <= alone.tpot_milliseconds * 1.001);
+    for listed in ["last", "first"] {
+        let both = planned(&model, &cluster, &options()).report;
+        assert_eq!(names(&both.members[0]), ADDRESSES[..1], "{listed}");
+        assert!(both.tpot_milliseconds <= alone.tpot_milliseconds * 1.001);
+        cluster[0].status.as_mut().unwrap().gpus.reverse();
+    }
 }
 
 /// Where the first lacks a megabyte, the second helps if it has more than splitting takes: buffers, and a layer that is a quarter larger than the
