@@ -269,14 +269,17 @@ fn has_file(agent: &AgentProfile, path: &str, version: &FileVersion) -> Result<(
 
 /// Takes off the memory promised to other plans, whether they use it already or not. Returns how much of it is the machine's.
 fn take_promised(status: &mut NodeProfileStatus, name: &str, others: &[Arc<RingPlan>]) -> i64 {
-    let members = || {
-        let plans = others.iter().flat_map(|plan| &plan.spec.members);
-        plans.filter(|member| member.name == name)
-    };
-    let memory: i64 = members().filter_map(|member| member.memory_bytes).sum();
-    let gpu: i64 = members().filter_map(|member| member.gpu_memory_bytes).sum();
-    status.take_promised(memory, gpu);
-    memory
+    let plans = others.iter().flat_map(|plan| &plan.spec.members);
+    let mut members: Vec<&RingMember> = plans.filter(|member| member.name == name).collect();
+    members.sort_by_key(|member| member.gpus.len());
+    let mut taken = 0;
+    for member in members {
+        let memory = member.memory_bytes.unwrap_or(0);
+        let on_gpus = member.gpu_memory_bytes.unwrap_or(0);
+        status.take_promised(memory, on_gpus, &member.gpus);
+        taken += memory;
+    }
+    taken
 }
 
 fn is_new(machine: &Machine) -> bool {
@@ -294,7 +297,10 @@ fn has_link(from: &NodeProfile, to: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use prima_crds::v1alpha1::node_profile::GpuBackend;
+    use std::slice;
+
+    use prima_crds::v1alpha1::node_profile::{GpuBackend, GpuProfile};
+    use prima_crds::v1alpha1::ring_plan::PlannedGpu;
 
     use super::*;
     use crate::model_controller::resolve::Resolution;
@@ -477,6 +483,44 @@ mod tests {
         assert!(found.out.is_empty(), "{:?}", found.out);
         let gpus = &found.profile("desk").unwrap().status.as_ref().unwrap().gpus;
         assert_eq!(gpus[0].measured.as_ref().unwrap().available_bytes, 5 * GIB);
+    }
+
+    #[test]
+    fn memory_is_promised_of_the_gpus_that_plans_name() {
+        let addresses = ["0000:01:00.0", "0000:02:00.0"];
+        let mut desk = machine("desk");
+        let gpus = addresses.map(|address| GpuProfile {
+            pci_address: Some(address.to_owned()),
+            ..gpu(6 * GIB)
+        });
+        profile(&mut desk).status.as_mut().unwrap().gpus = gpus.to_vec();
+        let on = |bytes: i64, names: &[&str]| {
+            let mut plan = ring(&[(0, 4)], 0, bytes);
+            let planned = names.iter().map(|name| PlannedGpu {
+                name: (*name).to_owned(),
+                beside_layers_bytes: 0,
+            });
+            Arc::make_mut(&mut plan).spec.members[0].gpus = planned.collect();
+            plan
+        };
+        let left = |desk: &Machine, others: &[Arc<RingPlan>]| {
+            let mut there = world(slice::from_ref(desk), &[]);
+            there.others = others.to_vec();
+            let found = candidates(&there);
+            let status = found.profile("desk").unwrap().status.as_ref().unwrap();
+            let gpus = status.gpus.iter().filter_map(|gpu| gpu.measured.as_ref());
+            gpus.map(|gpu| gpu.available_bytes / GIB).collect::<Vec<i64>>()
+        };
+        let [first, second] = addresses;
+        let apart = [on(GIB, &[first]), on(2 * GIB, &[second])];
+        assert_eq!(left(&desk, &apart), [5, 4]);
+        // Of two on a GPU, one is on the other, too, as far as this one is full.
+        let shared = [on(8 * GIB, &addresses), on(2 * GIB, &[first])];
+        assert_eq!(left(&desk, &shared), [0, 2]);
+        // One that does not compute the ring's model, before the one that does.
+        let other = &mut profile(&mut desk).status.as_mut().unwrap().gpus[0];
+        other.measured.as_mut().unwrap().throughput[0].format = "Q8_0".to_owned();
+        assert_eq!(left(&desk, &apart[1..]), [6, 4]);
     }
 
     #[test]

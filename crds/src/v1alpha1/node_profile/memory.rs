@@ -42,24 +42,46 @@ impl NodeProfileStatus {
         GpuMeasurements::together(&self.gpus_named(gpus, model))?.own_available_bytes()
     }
 
-    /// Takes off what is promised to a ring: bytes of the machine's memory, which a GPU may share, and of GPUs' own. On which of several GPUs
-    /// these lie is not known. They are taken from the first, then from the next: so neither the first nor the first few together ever look
-    /// as if they had more than they have.
-    pub fn take_promised(&mut self, memory_bytes: i64, gpu_bytes: i64) {
+    /// Takes off what is promised to a ring: bytes of the machine's memory, which a GPU may share, and of the own memory of the GPUs that its
+    /// plan names; without names, of the first. On which of several these lie is not known. They are taken from the first of them, then from the
+    /// next, as layers are: so neither the first nor the first few together ever look as if they had more than they have. Of several rings, those
+    /// on fewer GPUs come first: what they have cannot be on others.
+    pub fn take_promised(&mut self, memory_bytes: i64, gpu_bytes: i64, planned: &[PlannedGpu]) {
         let take = |left: &mut i64, bytes: i64| *left = left.saturating_sub(bytes).max(0);
         take(&mut self.memory.available_bytes, memory_bytes);
-        let mut on_gpus = gpu_bytes;
         let gpus = self.gpus.iter_mut();
         for gpu in gpus.filter_map(|gpu| gpu.measured.as_mut()) {
-            let promised = match gpu.unified_memory {
-                true => memory_bytes,
-                false => on_gpus.min(gpu.available_bytes),
-            };
-            take(&mut gpu.available_bytes, promised);
-            if !gpu.unified_memory {
+            if gpu.unified_memory {
+                take(&mut gpu.available_bytes, memory_bytes);
+            }
+        }
+        let mut on_gpus = gpu_bytes;
+        for place in self.own_places(planned) {
+            if let Some(gpu) = self.gpus[place].measured.as_mut() {
+                let promised = on_gpus.min(gpu.available_bytes);
+                take(&mut gpu.available_bytes, promised);
                 on_gpus -= promised;
             }
         }
+    }
+
+    /// Where in the profile the GPUs with memory of their own are that a plan names, in its order; without names, the first.
+    fn own_places(&self, planned: &[PlannedGpu]) -> Vec<usize> {
+        let has_own = |place: &usize| {
+            let measured = self.gpus[*place].measured.as_ref();
+            measured.is_some_and(|measured| !measured.unified_memory)
+        };
+        let mut places: Vec<usize> = (0..self.gpus.len()).filter(has_own).collect();
+        if planned.is_empty() {
+            places.truncate(1);
+            return places;
+        }
+        let named = planned.iter().filter_map(|planned| {
+            let mut own = places.iter();
+            let found = own.position(|&place| self.gpus[place].is_named(&planned.name))?;
+            Some(places.remove(found))
+        });
+        named.collect()
     }
 }
 
@@ -155,25 +177,48 @@ mod tests {
         let model = ModelProfileSpec::default();
         for (backend, left) in [(GpuBackend::Metal, GIB), (GpuBackend::Vulkan, 3 * GIB)] {
             let mut shared = with_gpu(backend, true, 6 * GIB);
-            shared.take_promised(5 * GIB, 0);
+            shared.take_promised(5 * GIB, 0, &[]);
             assert_eq!(shared.available_bytes(&model), left);
-            shared.take_promised(5 * GIB, 0);
+            shared.take_promised(5 * GIB, 0, &[]);
             assert_eq!(shared.available_bytes(&model), 0);
         }
         let mut own = with_gpu(GpuBackend::Vulkan, false, 6 * GIB);
-        own.take_promised(GIB, 2 * GIB);
+        own.take_promised(GIB, 2 * GIB, &[]);
         assert_eq!(own.available_bytes(&model), 7 * GIB);
         assert_eq!(own.own_gpu_bytes(&model), Some(4 * GIB));
         // Of two GPUs, from the first as far as it goes.
+        let planned = |name: &str| PlannedGpu {
+            name: name.to_owned(),
+            beside_layers_bytes: 0,
+        };
+        let both = [planned("GPU"), planned("GPU")];
         own.gpus.push(own.gpus[0].clone());
-        own.take_promised(0, 5 * GIB);
-        let left = |gpu: &GpuProfile| gpu.measured.as_ref().unwrap().available_bytes;
-        assert_eq!(
-            [0, 1].map(|place: usize| left(&own.gpus[place])),
-            [0, 3 * GIB]
-        );
-        own.take_promised(0, 5 * GIB);
+        own.take_promised(0, 5 * GIB, &both);
+        assert_eq!(left_on_gpus(&own), [0, 3 * GIB]);
+        own.take_promised(0, 5 * GIB, &both);
         assert_eq!(own.own_gpu_bytes(&model), Some(0));
+
+        // Of those that a plan names, in its order; without names, of the first with memory of its own.
+        let mut three = with_gpu(GpuBackend::Vulkan, true, 6 * GIB);
+        for address in ["0000:01:00.0", "0000:02:00.0"] {
+            let mut own = with_gpu(GpuBackend::Vulkan, false, 6 * GIB).gpus.remove(0);
+            own.pci_address = Some(address.to_owned());
+            three.gpus.push(own);
+        }
+        three.take_promised(0, 2 * GIB, &[planned("0000:02:00.0")]);
+        assert_eq!(left_on_gpus(&three), [6 * GIB, 6 * GIB, 4 * GIB]);
+        let second_first = ["0000:02:00.0", "0000:01:00.0"].map(planned);
+        three.take_promised(0, 5 * GIB, &second_first);
+        assert_eq!(left_on_gpus(&three), [6 * GIB, 5 * GIB, 0]);
+        three.take_promised(GIB, 7 * GIB, &[]);
+        assert_eq!(left_on_gpus(&three), [5 * GIB, 0, 0]);
+        three.take_promised(0, GIB, &[planned("0000:03:00.0")]);
+        assert_eq!(left_on_gpus(&three), [5 * GIB, 0, 0]);
+    }
+
+    fn left_on_gpus(status: &NodeProfileStatus) -> Vec<i64> {
+        let gpus = status.gpus.iter().filter_map(|gpu| gpu.measured.as_ref());
+        gpus.map(|gpu| gpu.available_bytes).collect()
     }
 
     #[test]
