@@ -118,8 +118,8 @@ pub enum PlanCommandError {
 
 /// A key/value cache of a very long context would take more memory than the model; who wants one must ask for it.
 const DEFAULT_CONTEXT: i32 = 8192;
-/// Where agents listen unless told otherwise; profiles name machines, not addresses.
-const RING_PORT: u16 = 9190;
+/// Where agents listen unless told otherwise, and are measured by others; profiles name machines, not addresses.
+pub const RING_PORT: u16 = 9190;
 /// Larger documents than this are no profiles.
 const MAX_DOCUMENT: u64 = 16 << 20;
 

@@ -291,7 +291,7 @@ pub struct Options {
     /// The fewest machines of a ring. If it is more than one, each of them has a layer.
     pub min_nodes: usize,
     pub rank0: Option<String>,
-    /// Pairs of machines that do not reach each other, and so are neighbours in no ring. What was measured between them is of before.
+    /// Pairs of machines that do not reach each other, and so are neighbours in no ring. What was measured between them, if anything was, is of before.
     pub apart: Vec<[String; 2]>,
     pub rounds: Option<usize>,
     /// The most seconds from a request to its first token. Of the rings that keep to it, the one is planned that answers the request soonest.
@@ -511,8 +511,12 @@ impl PlanningInput {
             .map(|node| device(model, &sizes, &workload, node, options, named))
             .collect::<Result<Vec<_>, _>>()?;
         let model = sizes;
-        let mut hops = hops(&used, model.activation_bytes, workload.chunk_tokens)?;
-        keep_apart(&mut hops, &devices, &options.apart);
+        let hops = hops(
+            &used,
+            &options.apart,
+            model.activation_bytes,
+            workload.chunk_tokens,
+        )?;
         let rank0 = rank0(&devices, options)?;
         if options.use_all && devices.len() > model.layers {
             return Err(InputError::Range {
@@ -741,17 +745,6 @@ fn rank0(devices: &[Device], options: &Options) -> Result<Option<usize>, InputEr
             option: "--rank0",
             name: name.clone(),
         }),
-    }
-}
-
-/// Leaves no way between machines of a pair. One that is not planned with needs none.
-fn keep_apart(hops: &mut [Vec<HopCost>], devices: &[Device], pairs: &[[String; 2]]) {
-    let index = |name: &String| devices.iter().position(|device| device.name == *name);
-    for [one, other] in pairs {
-        if let (Some(one), Some(other)) = (index(one), index(other)) {
-            hops[one][other] = HopCost::NO_WAY;
-            hops[other][one] = HopCost::NO_WAY;
-        }
     }
 }
 

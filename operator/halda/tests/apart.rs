@@ -8,7 +8,7 @@ use prima_crds::v1alpha1::model_profile::ModelProfile;
 use prima_crds::v1alpha1::node_profile::NodeProfile;
 use prima_halda::check::check;
 use prima_halda::greedy::first_answer;
-use prima_halda::{Options, Plan, PlanError, PlanningInput, plan};
+use prima_halda::{InputError, Options, Plan, PlanError, PlanningInput, plan};
 
 fn sample(path: &str) -> String {
     let samples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../samples");
@@ -121,6 +121,38 @@ fn of_three_one_is_left_out_or_the_pair_is_named() {
     let (alone, _) = planned(1, 2, &[pair(0, 1)]).unwrap();
     assert_eq!(alone.members.len(), 1);
     assert!(planned(2, 2, &apart).is_ok());
+}
+
+#[test]
+fn a_pair_that_is_apart_needs_no_link() {
+    let mut nodes = machines(4);
+    for (one, other) in [(0, 1), (1, 0)] {
+        let links = &mut nodes[one].status.as_mut().unwrap().links;
+        links.retain(|link| link.to != format!("pc-{other}"));
+    }
+    let apart = [pair(1, 0)];
+    let options = asked(4, &apart);
+    let input = PlanningInput::new(&model(), &nodes, &options).unwrap();
+    let plan = plan(&input).unwrap();
+    assert_eq!(check(&plan, &model(), &nodes, &options), []);
+    assert!(plan.members.len() == 4 && !are_neighbours(&plan, &apart[0]));
+    let error = PlanningInput::new(&model(), &nodes, &asked(4, &[])).unwrap_err();
+    let link = InputError::Link {
+        from: "pc-0".to_owned(),
+        to: "pc-1".to_owned(),
+    };
+    assert_eq!(error, link);
+}
+
+#[test]
+fn not_all_of_very_many_pairs_are_named() {
+    let pairs = (0..5).flat_map(|one| (one + 1..5).map(move |other| pair(one, other)));
+    let pairs: Vec<[String; 2]> = pairs.collect();
+    let said = planned(5, 5, &pairs).err().unwrap().to_string();
+    assert!(
+        said.ends_with("pc-1 and pc-4, pc-2 and pc-3, and 2 more pairs)"),
+        "{said}"
+    );
 }
 
 /// Their order is not part of the program that is solved.

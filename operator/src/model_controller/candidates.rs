@@ -1,6 +1,7 @@
 //! Which machines a Model may use, with what they have left for it, and why the others are out. Pure.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use prima_crds::v1alpha1::ring_plan::{FileVersion, RingMember, RingPlan};
 
 use super::dereference::World;
 use crate::cluster::world::{AgentState, Machine};
+use crate::plan::RING_PORT;
 
 /// How the machines look to one Model.
 #[derive(Default)]
@@ -26,7 +28,7 @@ pub struct Candidates {
     pub leaving: Vec<String>,
     /// What will soon change by itself, and is worth waiting for before the first plan.
     pub awaited: Vec<String>,
-    /// Pairs that do not reach each other, and must not be neighbours.
+    /// Pairs that do not reach each other, and must not be neighbours, in the order of their names. Of some, no link was ever measured.
     pub apart: Vec<[String; 2]>,
 }
 
@@ -121,40 +123,102 @@ impl Candidates {
         out.map(|(_, why)| why.as_str())
     }
 
-    /// The planner needs the link between every two machines that it plans with. So the machine that lacks the most links is left out,
-    /// again and again, until no link is missing. No member of the running ring is left out because of a machine that has just come.
+    /// Pairs that do not reach each other, as is known from elsewhere.
+    pub fn keep_apart(&mut self, pairs: impl Iterator<Item = [String; 2]>) {
+        self.apart.extend(pairs);
+        self.apart.sort();
+        self.apart.dedup();
+    }
+
+    /// The planner needs the link between every two machines that may be neighbours. Two whose link nobody measures though there was time for it,
+    /// and both of which others reach, stay apart. Else the machine that lacks the most links is left out, again and again, until no link is
+    /// missing. No member of the running ring is left out because of a machine that has just come, or because this operator has.
     fn without_unmeasured_links(&mut self, machines: &[Machine], members: &[RingMember]) {
+        let end = |profile: &NodeProfile| {
+            let name = profile.name_any();
+            let mut same = machines.iter().filter(|machine| machine.name == name);
+            let links = profile.status.iter().flat_map(|status| &status.links);
+            End {
+                to: links.map(|link| link.to.clone()).collect(),
+                is_new: same.any(is_new),
+                runs: members.iter().any(|member| member.name == name),
+                name,
+            }
+        };
+        let mut ends: Vec<End> = self.profiles.iter().map(end).collect();
         loop {
-            let names: Vec<String> = self.profiles.iter().map(ResourceExt::name_any).collect();
-            let lacking = |i: usize| -> Vec<&String> {
-                let others = names.iter().enumerate().filter(|&(j, _)| j != i);
+            let reaches_any = |one: &End| ends.iter().any(|other| one.meets(other));
+            let reaches_any: Vec<bool> = ends.iter().map(reaches_any).collect();
+            let stay_apart = |i: usize, j: usize| {
+                let (one, other) = (&ends[i], &ends[j]);
+                let settled = !one.is_new && !other.is_new;
+                reaches_any[i] && reaches_any[j] && (settled || (one.runs && other.runs))
+            };
+            let lacking = |i: usize| -> Vec<usize> {
+                let others = (0..ends.len()).filter(|&j| j != i);
                 others
-                    .filter(|&(j, other)| {
-                        !has_link(&self.profiles[i], other)
-                            || !has_link(&self.profiles[j], &names[i])
-                    })
-                    .map(|(_, other)| other)
+                    .filter(|&j| !ends[i].meets(&ends[j]) && !stay_apart(i, j))
                     .collect()
             };
-            let runs = |i: usize| members.iter().any(|member| member.name == names[i]);
-            let worst = (0..names.len())
-                .filter(|&i| !lacking(i).is_empty())
-                .max_by_key(|&i| (!runs(i), lacking(i).len(), std::cmp::Reverse(i)));
-            let Some(worst) = worst else {
-                return;
+            let worst = (0..ends.len())
+                .map(|i| (i, lacking(i)))
+                .filter(|(_, lacking)| !lacking.is_empty())
+                .max_by_key(|(i, lacking)| (!ends[*i].runs, lacking.len(), Reverse(*i)));
+            let Some((worst, lacking)) = worst else {
+                break;
             };
-            let to = lacking(worst)[0].clone();
-            let name = names[worst].clone();
-            let why = format!("the link between it and {to} is not measured yet");
-            let settles = machines
-                .iter()
-                .any(|machine| machine.name == name && is_new(machine));
-            if settles {
-                self.awaited.push(format!("{name}: {why}"));
-            }
+            let name = ends[worst].name.clone();
+            let out_of_reach = match ends[worst].is_new {
+                true => None,
+                false => lacking.iter().find(|&&other| !ends[other].is_new),
+            };
+            let why = match out_of_reach {
+                Some(_) if lacking.len() + 1 == ends.len() => never_measured("any other machine"),
+                Some(&other) => never_measured(&ends[other].name),
+                None => {
+                    let to = &ends[lacking[0]].name;
+                    let why = format!("the link between it and {to} is not measured yet");
+                    self.awaited.push(format!("{name}: {why}"));
+                    why
+                }
+            };
             self.out.push((name, why));
             self.profiles.remove(worst);
+            ends.remove(worst);
         }
+        for (i, one) in ends.iter().enumerate() {
+            let apart = ends[i + 1..].iter().filter(|other| !one.meets(other));
+            for other in apart {
+                let mut pair = [&one.name, &other.name].map(String::clone);
+                pair.sort();
+                self.apart.push(pair);
+            }
+        }
+    }
+}
+
+/// Why a machine is out with which no link could be measured.
+fn never_measured(other: &str) -> String {
+    format!(
+        "no link between it and {other} could be measured, though its agent is heard of: look at its cable or Wi-Fi, at firewalls (agents measure each \
+         other at port {RING_PORT}), and whether the Wi-Fi keeps its clients apart"
+    )
+}
+
+/// A machine, as the end of links.
+struct End {
+    name: String,
+    /// Machines to which it has measured its link.
+    to: HashSet<String>,
+    is_new: bool,
+    /// Whether it is a member of the running ring.
+    runs: bool,
+}
+
+impl End {
+    /// Whether both have measured their link.
+    fn meets(&self, other: &Self) -> bool {
+        self.to.contains(&other.name) && other.to.contains(&self.name)
     }
 }
 
@@ -288,11 +352,6 @@ fn is_new(machine: &Machine) -> bool {
 
 fn agent(profile: &NodeProfile) -> Option<&AgentProfile> {
     profile.status.as_ref()?.agent.as_ref()
-}
-
-fn has_link(from: &NodeProfile, to: &str) -> bool {
-    let links = from.status.iter().flat_map(|status| &status.links);
-    links.into_iter().any(|link| link.to == to)
 }
 
 #[cfg(test)]
@@ -509,7 +568,8 @@ mod tests {
             let found = candidates(&there);
             let status = found.profile("desk").unwrap().status.as_ref().unwrap();
             let gpus = status.gpus.iter().filter_map(|gpu| gpu.measured.as_ref());
-            gpus.map(|gpu| gpu.available_bytes / GIB).collect::<Vec<i64>>()
+            gpus.map(|gpu| gpu.available_bytes / GIB)
+                .collect::<Vec<i64>>()
         };
         let [first, second] = addresses;
         let apart = [on(GIB, &[first]), on(2 * GIB, &[second])];
@@ -564,15 +624,21 @@ mod tests {
         let there = [desk.clone(), pi4.clone(), laptop.clone()];
         let found = candidates(&world(&there, &[]));
         assert_eq!(names(&found), ["desk", "laptop"]);
-        assert_eq!(
-            found.why_out("pi4"),
-            Some("the link between it and desk is not measured yet")
-        );
+        let why = found.why_out("pi4").unwrap();
+        let said = "no link between it and any other machine could be measured, though its agent is heard of: look at ";
+        assert!(why.starts_with(said), "{why}");
+        assert!(why.contains("9190") && why.ends_with("whether the Wi-Fi keeps its clients apart"));
         assert!(found.awaited.is_empty(), "it has been there for long");
+        assert!(found.apart.is_empty(), "{:?}", found.apart);
 
         // If two lack the same links, the last one stays; but a member stays before all others.
-        let there = world(&[desk, machine("pi4"), laptop.clone()], &[]);
-        assert_eq!(names(&candidates(&there)), ["pi4", "laptop"]);
+        let mut new = machine("pi4");
+        new.agent = known_for(1);
+        let there = world(&[desk, new, laptop.clone()], &[]);
+        let found = candidates(&there);
+        assert_eq!(names(&found), ["pi4", "laptop"]);
+        let awaited = "desk: the link between it and pi4 is not measured yet";
+        assert_eq!(found.awaited, [awaited]);
         let resolved = there.resolution.done().unwrap();
         let members = &ring(&[(0, 8)], 0, 0).spec.members;
         let found = Candidates::new(&there.model, resolved, &there, &BTreeMap::new(), members);
@@ -587,5 +653,53 @@ mod tests {
             found.awaited,
             ["laptop: the link between it and desk is not measured yet"]
         );
+    }
+
+    #[test]
+    fn two_whose_link_is_never_measured_stay_apart() {
+        let mut three = ["desk", "pi4", "laptop"].map(machine);
+        // The Wi-Fi keeps these two apart. One measured the link before.
+        let status = profile(&mut three[2]).status.as_mut().unwrap();
+        status.links.retain(|link| link.to != "pi4");
+        let pair = ["laptop", "pi4"].map(str::to_owned);
+        let found = candidates(&world(&three, &[]));
+        assert_eq!(names(&found), ["desk", "pi4", "laptop"]);
+        assert_eq!(found.apart, slice::from_ref(&pair));
+        assert!(found.out.is_empty() && found.awaited.is_empty());
+
+        // While one is new, it may yet be measured.
+        for place in [1, 2] {
+            let mut three = three.clone();
+            three[place].agent = known_for(179);
+            let found = candidates(&world(&three, &[]));
+            assert_eq!(names(&found), ["desk", "laptop"]);
+            assert!(found.apart.is_empty());
+            let awaited = "pi4: the link between it and laptop is not measured yet";
+            assert_eq!(found.awaited, [awaited]);
+        }
+        // To an operator that has just begun, all are; but members of the ring that runs stay.
+        let mut new = three.clone();
+        new.iter_mut().for_each(|one| one.agent = known_for(1));
+        let there = world(&new, &[]);
+        let resolved = there.resolution.done().unwrap();
+        let among = |names: &[&str]| {
+            let one = &ring(&[(0, 8)], 0, 0).spec.members[0];
+            let members = names.iter().map(|name| RingMember {
+                name: (*name).to_owned(),
+                ..one.clone()
+            });
+            let members: Vec<RingMember> = members.collect();
+            Candidates::new(&there.model, resolved, &there, &BTreeMap::new(), &members)
+        };
+        let found = among(&["laptop", "desk", "pi4"]);
+        assert_eq!(names(&found), ["desk", "pi4", "laptop"]);
+        assert_eq!(found.apart, [pair]);
+        let found = among(&["desk", "pi4"]);
+        assert_eq!(names(&found), ["desk", "pi4"]);
+
+        // Of two, nobody else reaches either.
+        let found = candidates(&world(&three[1..], &[]));
+        assert_eq!(names(&found), ["laptop"]);
+        assert!(found.apart.is_empty() && found.awaited.is_empty());
     }
 }

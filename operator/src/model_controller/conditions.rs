@@ -423,9 +423,16 @@ fn with_apart(message: &str, decision: &Decision) -> String {
     }
 }
 
+/// Pairs of machines that are named. Where a Wi-Fi keeps many apart, all pairs of them are too many to read.
+const TOLD_PAIRS: usize = 4;
+
 fn all_told(apart: &[Apart]) -> String {
-    let pairs: Vec<String> = apart.iter().map(Apart::told).collect();
-    pairs.join("; ")
+    let told = apart.iter().take(TOLD_PAIRS).map(Apart::told);
+    let told = told.collect::<Vec<String>>().join("; ");
+    match apart.len().saturating_sub(TOLD_PAIRS) {
+        0 => told,
+        more => format!("{told}; and {more} more pairs"),
+    }
 }
 
 /// What a member says of its part of a plan.

@@ -42,6 +42,7 @@ use super::quota;
 use super::resolve::Resolution;
 use super::standing::Standing;
 use crate::plan;
+use apart::are_neighbours;
 pub use apart::{Apart, MACHINES_APART};
 use going_on::{Broken, going_on};
 pub use keys::in_the_clear;
@@ -345,6 +346,12 @@ fn with_machines(
         let mut pair = apart.pair.iter();
         pair.all(|name| candidates.profile(name).is_some())
     });
+    // Neighbours in the ring that runs have met, whatever became of what was measured; if they do not any more, rank 0 says so.
+    let members = current.map_or(&[][..], |plan| &plan.spec.members);
+    let known: Vec<[String; 2]> = apart.iter().map(|apart| apart.pair.clone()).collect();
+    let mut never_met = candidates.apart.clone();
+    never_met.retain(|pair| !known.contains(pair) && !are_neighbours(pair, members));
+    apart.extend(never_met.into_iter().map(Apart::never_measured));
     let none = goes_round_nobody(&kind);
     apart.iter_mut().for_each(|apart| apart.planned &= !none);
     let kind = match current {
@@ -386,10 +393,8 @@ fn among(
     let current = world.current();
     let members = current.map_or(&[][..], |plan| &plan.spec.members);
     let kept_apart = apart.iter().filter(|apart| apart.planned);
-    let candidates = Candidates {
-        apart: kept_apart.map(|apart| apart.pair.clone()).collect(),
-        ..Candidates::new(&world.model, resolved, world, refused, members)
-    };
+    let mut candidates = Candidates::new(&world.model, resolved, world, refused, members);
+    candidates.keep_apart(kept_apart.map(|apart| apart.pair.clone()));
     let fingerprint = question::fingerprint(&world.model, resolved, &candidates);
     let case = Case {
         world,

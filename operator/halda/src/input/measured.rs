@@ -1,6 +1,8 @@
 //! What machines cost, from what was measured of them: a layer on a processor, the output head, and the hops between machines; `gpus` says it of
 //! GPUs. Seconds and bytes.
 
+use std::collections::HashSet;
+
 use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfile, ModelProfileSpec};
 use prima_crds::v1alpha1::node_profile::{
     GpuBackend, GpuMeasurements, NodeProfile, NodeProfileSpec, NodeProfileStatus, Os, Throughput,
@@ -168,21 +170,32 @@ pub(super) fn seconds(
     Ok(sum)
 }
 
-/// From each machine to each.
+/// From each machine to each. There is no way between machines of a pair in `apart`, whether it was measured or not.
 pub(super) fn hops(
     nodes: &[&NodeProfile],
+    apart: &[[String; 2]],
     activation_bytes: f64,
     chunk_tokens: usize,
 ) -> Result<Vec<Vec<HopCost>>, InputError> {
     let names: Vec<String> = nodes.iter().map(|node| name_of(node)).collect();
+    let both_ways = apart.iter().flat_map(|[one, other]| {
+        let (one, other) = (one.as_str(), other.as_str());
+        [(one, other), (other, one)]
+    });
+    let apart: HashSet<(&str, &str)> = both_ways.collect();
     let from_one = |from: &NodeProfile| {
         let own = name_of(from);
-        let hops = names.iter().map(|to| match *to == own {
-            true => Ok(HopCost {
-                decode_seconds: 0.0,
-                chunk_seconds: 0.0,
-            }),
-            false => hop(from, to, activation_bytes, chunk_tokens),
+        let hops = names.iter().map(|to| {
+            if *to == own {
+                Ok(HopCost {
+                    decode_seconds: 0.0,
+                    chunk_seconds: 0.0,
+                })
+            } else if apart.contains(&(own.as_str(), to.as_str())) {
+                Ok(HopCost::NO_WAY)
+            } else {
+                hop(from, to, activation_bytes, chunk_tokens)
+            }
         });
         hops.collect()
     };

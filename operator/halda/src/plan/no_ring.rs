@@ -34,9 +34,17 @@ pub enum PlanError {
     },
 }
 
+/// Pairs that are named. Where a Wi-Fi keeps many machines apart, all pairs of them are too many to read, and for a status.
+const NAMED_PAIRS: usize = 8;
+
 fn joined(pairs: &[[String; 2]]) -> String {
-    let pairs = pairs.iter().map(|pair| pair.join(" and "));
-    pairs.collect::<Vec<_>>().join(", ")
+    let named = pairs.iter().take(NAMED_PAIRS);
+    let named: Vec<String> = named.map(|pair| pair.join(" and ")).collect();
+    let named = named.join(", ");
+    match pairs.len().saturating_sub(NAMED_PAIRS) {
+        0 => named,
+        more => format!("{named}, and {more} more pairs"),
+    }
 }
 
 /// Which constraint binds, by how much, and what would help.

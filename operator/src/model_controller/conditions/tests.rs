@@ -315,6 +315,20 @@ fn machines_apart_are_named_with_what_to_look_at() {
     let planned = format!("Planned=False MachinesApart: there is no other ring; {said}");
     assert_eq!(all[2], planned);
     assert_eq!(all[5], format!("Ready=False MachinesApart: {said}"));
+    // A Wi-Fi keeps all of its clients apart.
+    let many =
+        ["nas", "pi4", "tablet", "phone", "laptop", "tv"].map(|other| apart(["desk", other]));
+    let many = Decision {
+        apart: many.to_vec(),
+        ..decision(keep(&plan))
+    };
+    let all = told(&many, Some(&plan));
+    let degraded = &all[6];
+    assert!(
+        degraded.ends_with("its clients apart; and 2 more pairs"),
+        "{degraded}"
+    );
+    assert_eq!(degraded.matches(" do not reach each other").count(), 4);
 }
 
 #[test]

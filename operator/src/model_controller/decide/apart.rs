@@ -1,5 +1,6 @@
 //! Machines that are there, and do not reach each other: a firewall, a Wi-Fi that keeps its clients apart, a switch that lost a way. Rank 0 of a ring
-//! says which two of its members these are. They are remembered here for a while, so that the next ring goes round them.
+//! says which two of its members these are. They are remembered here for a while, so that the next ring goes round them. Of those that never reached
+//! each other, the missing link says it (`candidates`).
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -7,6 +8,7 @@ use std::time::{Duration, Instant};
 use prima_crds::v1alpha1::ring_plan::{RingMember, RingPlan};
 
 use crate::cluster::world::Machine;
+use crate::plan::RING_PORT;
 
 /// The reason of Models that have no ring, or one that does not answer, because of such machines.
 pub const MACHINES_APART: &str = "MachinesApart";
@@ -23,6 +25,15 @@ pub struct Apart {
 }
 
 impl Apart {
+    /// Two that others reach, and whose link nobody ever measured.
+    pub fn never_measured(pair: [String; 2]) -> Self {
+        Self {
+            pair,
+            why: format!("the link between them could not be measured, at port {RING_PORT}"),
+            planned: true,
+        }
+    }
+
     /// For people: which machines, and what to look at.
     pub fn told(&self) -> String {
         let [one, other] = &self.pair;

@@ -36,6 +36,20 @@ pub fn no_machines(candidates: &Candidates) -> String {
     }
 }
 
+/// For people. Where a Wi-Fi keeps its clients apart, it may be very many.
+fn some_of(names: &[&str]) -> Option<String> {
+    const NAMED: usize = 4;
+    match names {
+        [] => None,
+        names if names.len() <= NAMED => Some(names.join(", ")),
+        names => Some(format!(
+            "{}, and {} more",
+            names[..NAMED].join(", "),
+            names.len() - NAMED
+        )),
+    }
+}
+
 /// Machines that are neither in the running ring nor in the next, and why. `kept`: why the running ring goes on without those that the best ring
 /// has.
 pub fn out_of_ring(
@@ -65,8 +79,10 @@ pub fn out_of_ring(
             false => "it could take part".to_owned(),
         });
         let pairs = candidates.apart.iter().filter(|pair| pair.contains(&name));
-        for other in pairs.flatten().filter(|other| **other != name) {
-            why += &format!("; it and {other} do not reach each other");
+        let others = pairs.flatten().filter(|other| **other != name);
+        let others: Vec<&str> = others.map(String::as_str).collect();
+        if let Some(named) = some_of(&others) {
+            why += &format!("; it and {named} do not reach each other");
         }
         (name, why)
     });
@@ -84,4 +100,19 @@ pub fn out_of_ring(
             total_bytes: None,
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::some_of;
+
+    #[test]
+    fn not_all_of_very_many_are_named() {
+        let names = ["desk", "pi4", "laptop", "nas", "tv", "phone"];
+        assert_eq!(some_of(&[]), None);
+        assert_eq!(some_of(&names[..2]).unwrap(), "desk, pi4");
+        assert_eq!(some_of(&names[..4]).unwrap(), "desk, pi4, laptop, nas");
+        let all = "desk, pi4, laptop, nas, and 2 more";
+        assert_eq!(some_of(&names).unwrap(), all);
+    }
 }

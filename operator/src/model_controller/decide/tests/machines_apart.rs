@@ -340,3 +340,54 @@ fn who_is_apart_is_tried_again_if_no_ring_would_show_it() {
     assert!(matches!(decision.kind, DecisionKind::Keep(_)));
     assert_eq!(decision.apart, []);
 }
+
+#[test]
+fn who_never_met_is_kept_apart_and_named() {
+    let mut machines = NAMES.map(machine).to_vec();
+    for (place, other) in [(1, "pi4"), (2, "laptop")] {
+        let status = profile(&mut machines[place]).status.as_mut().unwrap();
+        status.links.retain(|link| link.to != other);
+    }
+    let first = decided(&wants(2, machines.clone(), &[]));
+    let [apart] = first.apart.as_slice() else {
+        panic!("{:?}", first.apart);
+    };
+    let told = apart.told();
+    let said = "laptop and pi4 do not reach each other, though both are heard of (the link between them could not be measured, at port 9190): look at ";
+    assert!(told.starts_with(said), "{told}");
+    assert!(
+        told.ends_with("; rings are planned in which they are no neighbours"),
+        "{told}"
+    );
+    let plan = written(first);
+    let [one, other] = plan.spec.members.as_slice() else {
+        panic!("a ring of two");
+    };
+    let names = [one.name.as_str(), other.name.as_str()];
+    assert!(names.contains(&"desk"), "{names:?}");
+    // Which goes on, without the third.
+    let goes_on = decided(&wants(2, machines.clone(), std::slice::from_ref(&plan)));
+    assert!(matches!(goes_on.kind, DecisionKind::Keep(_)));
+    assert_eq!(goes_on.apart.len(), 1);
+    let [out] = goes_on.out.as_slice() else {
+        panic!("{:?}", goes_on.out);
+    };
+    let stays = names.iter().find(|name| **name != "desk").unwrap();
+    let said = format!("; it and {stays} do not reach each other");
+    assert!(
+        !names.contains(&out.name.as_str()) && out.why.ends_with(&said),
+        "{}",
+        out.why
+    );
+    // Neighbours in a ring have met, though it is not known any more how fast their link is.
+    let ring = Arc::new(ring_of(&NAMES));
+    let runs = decided(&wants(3, machines.clone(), std::slice::from_ref(&ring)));
+    assert!(matches!(runs.kind, DecisionKind::Keep(_)));
+    assert_eq!(runs.apart, []);
+
+    let none = decided(&wants(3, machines, &[]));
+    let (reason, message) = impossible(&none);
+    assert_eq!(reason, MACHINES_APART);
+    assert!(message.contains("laptop and pi4"), "{message}");
+    assert!(none.apart.len() == 1 && !none.apart[0].planned);
+}
