@@ -29,8 +29,9 @@ pub enum KnownApiKeys {
     Missing(String),
 }
 
-/// From one look at the Secrets to the next.
-const LOOK: Duration = Duration::from_secs(1);
+/// From one look at the Secrets to the next. A change is to count within five seconds; rank 0 looks at its agent's file every second, and all between
+/// is told at once.
+const LOOK: Duration = Duration::from_secs(2);
 /// Secrets that are read at the same time.
 const CONCURRENCY: usize = 8;
 
