@@ -3,7 +3,7 @@
 use kube::ResourceExt;
 use prima_crds::v1alpha1::model::NodeShare;
 
-use super::{Answer, DecisionKind};
+use super::{Answer, DecisionKind, MACHINES_APART};
 use crate::model_controller::candidates::Candidates;
 use crate::model_controller::dereference::World;
 
@@ -51,7 +51,7 @@ fn some_of(names: &[&str]) -> Option<String> {
 }
 
 /// Machines that are neither in the running ring nor in the next, and why. `kept`: why the running ring goes on without those that the best ring
-/// has.
+/// has. A ring that waits until two of its machines reach each other has all of them that are not lost.
 pub fn out_of_ring(
     kind: &DecisionKind,
     kept: &str,
@@ -60,10 +60,13 @@ pub fn out_of_ring(
     answer: Option<&Answer>,
 ) -> Vec<NodeShare> {
     let current = world.current().map(|plan| &plan.spec.members[..]);
+    let reason = kind.why_not().map(|(reason, _)| reason);
+    let waits = reason == Some(MACHINES_APART);
     let (members, runs) = match kind {
         DecisionKind::Keep(plan) => (&plan.spec.members[..], true),
         DecisionKind::Ask(_) => (current.unwrap_or_default(), current.is_some()),
         DecisionKind::New { spec, .. } => (&spec.members[..], false),
+        DecisionKind::NoPlace { .. } if waits => (current.unwrap_or_default(), false),
         DecisionKind::Released { .. }
         | DecisionKind::Impossible { .. }
         | DecisionKind::NoPlace { .. } => (&[][..], false),
@@ -91,7 +94,10 @@ pub fn out_of_ring(
         .iter()
         .cloned()
         .chain(idle)
-        .filter(|(name, _)| members.iter().all(|member| member.name != *name))
+        .filter(|(name, _)| {
+            let is_lost = waits && candidates.why_out(name).is_some();
+            is_lost || members.iter().all(|member| member.name != *name)
+        })
         .map(|(name, why)| NodeShare {
             name,
             in_ring: false,
@@ -104,7 +110,45 @@ pub fn out_of_ring(
 
 #[cfg(test)]
 mod tests {
-    use super::some_of;
+    use std::sync::Arc;
+
+    use prima_crds::v1alpha1::ring_plan::RingPlan;
+
+    use super::*;
+    use crate::model_controller::decide::{AwaitedRoom, DOES_NOT_FIT};
+    use crate::model_controller::test_world::{machine, profile, ring, world};
+
+    #[test]
+    fn a_ring_that_waits_for_two_to_meet_has_its_members() {
+        let mut plan = RingPlan::clone(&ring(&[(0, 8)], 0, 0));
+        for name in ["laptop", "pi4"] {
+            let mut member = plan.spec.members[0].clone();
+            member.name = name.to_owned();
+            plan.spec.members.push(member);
+        }
+        let there = world(&[], &[Arc::new(plan)]);
+        // One is lost, and one was never in it.
+        let mut idle = machine("laptop");
+        profile(&mut idle).metadata.name = Some("nas".to_owned());
+        let mut profiles = ["desk", "laptop"].map(machine);
+        let members = profiles.iter_mut().map(|machine| profile(machine).clone());
+        let candidates = Candidates {
+            profiles: members.chain([profile(&mut idle).clone()]).collect(),
+            out: vec![("pi4".to_owned(), "its agent does not run".to_owned())],
+            ..Candidates::default()
+        };
+        let out = |reason| {
+            let kind = DecisionKind::NoPlace {
+                reason,
+                message: String::new(),
+                awaits: AwaitedRoom::Any,
+            };
+            let out = out_of_ring(&kind, NOT_WORTH_IT, &there, &candidates, None);
+            out.into_iter().map(|out| out.name).collect::<Vec<_>>()
+        };
+        assert_eq!(out(MACHINES_APART), ["pi4", "nas"]);
+        assert_eq!(out(DOES_NOT_FIT), ["pi4", "desk", "laptop", "nas"]);
+    }
 
     #[test]
     fn not_all_of_very_many_are_named() {

@@ -263,6 +263,8 @@ fn where_no_ring_goes_round_them_they_are_waited_for() {
     }
     // Nor is it said that another is planned.
     assert!(decision.apart.len() == 1 && !decision.apart[0].planned);
+    // Its machines are in it.
+    assert!(decision.out.is_empty(), "{:?}", decision.out);
     // It is as it was, and goes on when they reach each other again.
     let whole = [saying(&plan, MemberState::Ready, None)];
     let decision = decided_with(&wants(3, heard(at(30)), &whole), &mut state, at(31));
