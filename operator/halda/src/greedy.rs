@@ -5,6 +5,8 @@
 //! some numbers of rounds: fastest GPU first, then slower ones, processors, and last what overflows to the fastest disk (the order that the
 //! paper finds in its plans, section 4). Where some do not reach each other, it stands them apart, and also fills rings of devices that all do.
 
+use std::collections::HashSet;
+
 use crate::found::{Found, evaluate};
 use crate::input::{Device, GpuCost, MemoryRule, PlanningInput};
 use crate::latency::LayerShare;
@@ -22,8 +24,39 @@ struct DeviceRoom {
     room: usize,
 }
 
+/// A ring, rank 0 first and the others by their speed, and what each device gets.
+type Proposal = (Vec<usize>, Vec<LayerShare>);
+
 /// The best of the proposals. `None`: none of them is possible, which does not mean that nothing is.
 pub fn first_answer(input: &PlanningInput) -> Option<Found> {
+    let mut best: Option<Found> = None;
+    for (ring, shares) in proposals(input) {
+        let ring = match input.all_meet() {
+            true => ring,
+            false => order::cheapest(input, &ring, 1),
+        };
+        let most = shares.iter().map(|share| share.layers()).max();
+        let rounds = match input.rounds {
+            Some(only) => vec![only],
+            None if ring.len() == 1 => vec![1],
+            None => ROUNDS.to_vec(),
+        };
+        for rounds in rounds.into_iter().filter(|&rounds| Some(rounds) <= most) {
+            let found = evaluate(input, rounds, ring.clone(), shares.clone());
+            if let Some(found) = found
+                && best
+                    .as_ref()
+                    .is_none_or(|best| found.seconds < best.seconds)
+            {
+                best = Some(found);
+            }
+        }
+    }
+    best
+}
+
+/// Each once. As soon as all layers have room, devices beyond those get none, and more of them make the same ring again.
+fn proposals(input: &PlanningInput) -> Vec<Proposal> {
     let mut by_speed: Vec<usize> = (0..input.devices.len()).collect();
     by_speed.sort_by(|&a, &b| {
         // Devices that must take part come first, however slow.
@@ -48,35 +81,18 @@ pub fn first_answer(input: &PlanningInput) -> Option<Found> {
         let counts = fewest..=all.len();
         counts.map(move |count| &all[..count])
     });
-    let mut best: Option<Found> = None;
+    let mut known = HashSet::new();
+    let mut proposals = Vec::new();
     for members in choices {
         for rank0 in leaders(input, members) {
-            let Some((ring, shares)) = fill(input, members, rank0) else {
-                continue;
-            };
-            let ring = match input.all_meet() {
-                true => ring,
-                false => order::cheapest(input, &ring, 1),
-            };
-            let most = shares.iter().map(|share| share.layers()).max();
-            let rounds = match input.rounds {
-                Some(only) => vec![only],
-                None if ring.len() == 1 => vec![1],
-                None => ROUNDS.to_vec(),
-            };
-            for rounds in rounds.into_iter().filter(|&rounds| Some(rounds) <= most) {
-                let found = evaluate(input, rounds, ring.clone(), shares.clone());
-                if let Some(found) = found
-                    && best
-                        .as_ref()
-                        .is_none_or(|best| found.seconds < best.seconds)
-                {
-                    best = Some(found);
-                }
+            if let Some(proposal) = fill(input, members, rank0)
+                && known.insert(proposal.clone())
+            {
+                proposals.push(proposal);
             }
         }
     }
-    best
+    proposals
 }
 
 /// Of these, in their order, those that all reach each other: one that does not reach all before it is left out, but rank 0, if it is given, is not.
@@ -135,11 +151,7 @@ fn leaders(input: &PlanningInput, members: &[usize]) -> Vec<usize> {
 }
 
 /// Puts all layers on `members` with `rank0`; returns who takes part. `None` if some layers have no room.
-fn fill(
-    input: &PlanningInput,
-    members: &[usize],
-    rank0: usize,
-) -> Option<(Vec<usize>, Vec<LayerShare>)> {
+fn fill(input: &PlanningInput, members: &[usize], rank0: usize) -> Option<Proposal> {
     let model = &input.model;
     let layer = model.layer_bytes + model.layer_kv_bytes;
     let gpu_layer = model.layer_bytes + model.gpu_layer_kv_bytes;
@@ -239,4 +251,58 @@ fn add(share: &mut LayerShare, on_gpu: bool, layers: usize) {
 fn layers_in(bytes: f64, layer: f64) -> usize {
     // Saturates: below 0 becomes 0.
     (bytes / layer) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use prima_crds::v1alpha1::model_profile::ModelProfile;
+    use prima_crds::v1alpha1::node_profile::NodeProfile;
+
+    use super::*;
+    use crate::input::Options;
+
+    /// So many equal machines of 2 GiB each, for a model of 5 GB. The first two do not reach each other.
+    fn of_machines(count: usize) -> Vec<Proposal> {
+        let model = include_str!("../../samples/models/qwen3-8b.yaml");
+        let model = ModelProfile::from_yaml("model", model).unwrap();
+        let four = include_str!("../../samples/machines/four-office-pcs.yaml");
+        let four = NodeProfile::all_from_yaml("machines", four).unwrap();
+        let name = |index: usize| format!("pc-{index}");
+        let pc = |index: usize| {
+            let mut pc = four[0].clone();
+            pc.metadata.name = Some(name(index));
+            let status = pc.status.as_mut().unwrap();
+            status.memory.available_bytes = 2 << 30;
+            let link = status.links[0].clone();
+            let others = (0..count).filter(|other| *other != index);
+            status.links = others
+                .map(|other| {
+                    let mut link = link.clone();
+                    link.to = name(other);
+                    link
+                })
+                .collect();
+            pc
+        };
+        let nodes: Vec<NodeProfile> = (0..count).map(pc).collect();
+        let options = Options {
+            apart: vec![[name(0), name(1)]],
+            ..Options::default()
+        };
+        let input = PlanningInput::new(&model, &nodes, &options).unwrap();
+        assert!(first_answer(&input).is_some());
+        proposals(&input)
+    }
+
+    #[test]
+    fn machines_that_get_no_layers_make_no_more_proposals() {
+        let (few, many) = (of_machines(8), of_machines(60));
+        assert!(few.len() > 2, "{few:?}");
+        assert_eq!(many.len(), few.len());
+        let rings = |proposals: &[Proposal]| -> Vec<Vec<usize>> {
+            let rings = proposals.iter().map(|(ring, _)| ring.clone());
+            rings.collect()
+        };
+        assert_eq!(rings(&many), rings(&few));
+    }
 }

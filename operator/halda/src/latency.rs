@@ -55,7 +55,7 @@ impl Assignment {
 }
 
 /// Layers of one device in all rounds together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LayerShare {
     pub cpu_layers: usize,
     pub gpu_layers: usize,
