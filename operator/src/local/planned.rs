@@ -1,7 +1,7 @@
 //! The plan of a local ring when nobody says how to split: this machine's profile, measured by the agent or read from a file, stands for
-//! every member, or for this machine's beside those that are lent. Decides how one machine is counted as several. Members compute a token one after the other, so each has all of the
-//! processors for it. They compute the chunks of a prompt at the same time, so each has a part of the processors for them. Of memory, each
-//! always has a part. With one round, one member at a time reads from the disk.
+//! every member, or for this machine's beside those that are lent. Decides how one machine is counted as several. Members compute a token one after
+//! the other, so each has all of the processors for it, and of a GPU. They compute the chunks of a prompt at the same time, so each has a part of both
+//! for them, and of the way on which weights cross to a GPU. Of memory, each always has a part. With one round, one member at a time reads from the disk.
 
 use std::io;
 use std::path::Path;
@@ -151,6 +151,14 @@ fn copies(machine: &NodeProfile, count: usize) -> Result<Vec<NodeProfile>, Plann
         for one in &mut status.cpu.throughput {
             part(&mut one.prefill_flop_per_second);
         }
+        let gpus = status.gpus.iter_mut();
+        for gpu in gpus.filter_map(|gpu| gpu.measured.as_mut()) {
+            gpu.available_bytes /= count as i64;
+            part(&mut gpu.to_gpu_bytes_per_second);
+            for one in &mut gpu.throughput {
+                part(&mut one.prefill_flop_per_second);
+            }
+        }
         let Some(link) = status.links.first().cloned() else {
             return Err(PlannedError::NoLink {
                 file: machine.metadata.name.clone().unwrap_or_default(),
@@ -196,4 +204,68 @@ async fn measured(
     }
     let text = String::from_utf8_lossy(&output.stdout);
     NodeProfile::from_yaml("prima-node-agent profile", &text).map_err(PlannedError::Document)
+}
+
+#[cfg(test)]
+mod tests {
+    use prima_crds::v1alpha1::model_profile::ModelProfile;
+    use prima_crds::v1alpha1::node_profile::{GpuMeasurements, Throughput};
+
+    use super::*;
+
+    /// A PC with a GPU of 12 GiB.
+    fn pc() -> NodeProfile {
+        let machines = include_str!("../../samples/machines/gaming-pc-and-laptop.yaml");
+        let mut machines = NodeProfile::all_from_yaml("machines", machines).unwrap();
+        machines.retain(|machine| !machine.status.as_ref().unwrap().gpus.is_empty());
+        machines.remove(0)
+    }
+
+    fn of_gpu(machine: &NodeProfile) -> &GpuMeasurements {
+        let gpu = &machine.status.as_ref().unwrap().gpus[0];
+        gpu.measured.as_ref().unwrap()
+    }
+
+    #[test]
+    fn members_on_a_machine_share_its_gpu() {
+        let pc = pc();
+        let whole = of_gpu(&pc);
+        for count in [1, 2, 3] {
+            let members = copies(&pc, count as usize).unwrap();
+            assert_eq!(members.len(), count as usize);
+            for own in members.iter().map(of_gpu) {
+                assert_eq!(own.available_bytes, whole.available_bytes / count);
+                let rates = |gpu: &GpuMeasurements| {
+                    let Throughput {
+                        decode_bytes_per_second: decode,
+                        prefill_flop_per_second: prefill,
+                        ..
+                    } = gpu.throughput[0];
+                    (decode, prefill, gpu.to_gpu_bytes_per_second)
+                };
+                let (decode, prefill, to_gpu) = rates(whole);
+                // A token is with one of them at a time.
+                assert_eq!(rates(own), (decode, prefill / count, to_gpu / count));
+            }
+        }
+    }
+
+    #[test]
+    fn two_members_are_planned_no_more_than_the_gpu_has() {
+        let model = include_str!("../../samples/models/qwen3-32b.yaml");
+        let model = ModelProfile::from_yaml("model", model).unwrap();
+        let pc = pc();
+        let available = of_gpu(&pc).available_bytes as u64;
+        assert!(model.spec.size_bytes as u64 > available);
+        let options = Options {
+            use_all: true,
+            rounds: Some(1),
+            ..Options::default()
+        };
+        let plan = checked(&model, &copies(&pc, 2).unwrap(), &options).unwrap();
+        let members = plan.report.members.iter();
+        let taken: Vec<u64> = members.map(|member| member.gpu_memory_bytes).collect();
+        assert!(taken.len() == 2 && taken.iter().all(|bytes| *bytes > 0));
+        assert!(taken.iter().sum::<u64>() <= available, "{taken:?}");
+    }
 }
