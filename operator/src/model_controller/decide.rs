@@ -231,9 +231,7 @@ impl Decision {
                 },
                 AwaitedRoom::LeftBy(_) => Standing::Undecided,
             },
-            DecisionKind::Ask(question) if question.urgent || world.current().is_none() => {
-                Standing::Undecided
-            }
+            DecisionKind::Ask(question) if question.needed => Standing::Undecided,
             // Its file is looked at, or machines are measured that it could use.
             DecisionKind::Impossible { .. }
                 if matches!(world.resolution, Resolution::Awaited(_))
@@ -674,14 +672,20 @@ impl Case<'_> {
                 Ok(plan) => Ok(PlannedWindows::planned(plan)),
                 Err(NoRing { reason, message }) => Err(none(*reason, message.clone())),
             },
-            None => Err(DecisionKind::Ask(Box::new(Question::new(
-                fingerprint,
-                &world.model,
-                self.resolved,
-                candidates,
-                self.skeleton.context_length,
-                urgent,
-            )))),
+            None => {
+                let answers =
+                    |plan: &Arc<RingPlan>| apply::answers(plan, &world.machines, &world.unready);
+                Err(DecisionKind::Ask(Box::new(Question::new(
+                    fingerprint,
+                    &world.model,
+                    self.resolved,
+                    candidates,
+                    self.skeleton.context_length,
+                    urgent || world.current().is_none(),
+                    // Who edits a Model whose ring answers takes no turn before rings that do not.
+                    urgent && !world.plans.iter().any(answers),
+                ))))
+            }
         }
     }
 

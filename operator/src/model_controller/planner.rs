@@ -1,7 +1,11 @@
 //! Runs the planner beside the reconciles: searches take from milliseconds to many seconds, and no Model waits for another's. A reconcile
 //! waits a moment for its answer; a search that takes longer goes on. When it ends, the Model is reconciled again.
+//!
+//! A search that has begun cannot be stopped. So a Model has one at a time, whatever becomes of the Model meanwhile: its newest question waits
+//! until the search for an older one has ended.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kube::runtime::reflector::ObjectRef;
@@ -16,15 +20,30 @@ use crate::cluster::metrics::Metrics;
 pub struct Planner {
     search: fn(&Question) -> Answer,
     metrics: Arc<Metrics>,
-    /// Limits searches that keep nobody waiting.
+    /// Limits searches that keep nobody waiting,
     leisurely: Arc<Semaphore>,
+    /// and those without which no client is answered.
+    urgent: Arc<Semaphore>,
     answered: mpsc::UnboundedSender<ObjectRef<Model>>,
 }
 
 /// A search of one Model. If this is dropped before its turn has come, nobody searches.
 pub struct Search {
     fingerprint: String,
+    urgent: bool,
+    /// It has had its turn.
+    begun: Arc<AtomicBool>,
+    /// The Model's: the search that runs holds it to its end.
+    of_model: Arc<Semaphore>,
     task: JoinHandle<Result<Answer, JoinError>>,
+}
+
+impl Search {
+    /// Whether this search answers the question, as soon as any would.
+    fn is_for(&self, question: &Question) -> bool {
+        let soon = self.urgent || !question.urgent || self.begun.load(Ordering::Relaxed);
+        self.fingerprint == question.fingerprint && soon
+    }
 }
 
 impl Drop for Search {
@@ -37,6 +56,8 @@ impl Drop for Search {
 pub const PATIENCE: Duration = Duration::from_secs(1);
 /// Searches at the same time that are not urgent: each takes a processor, and all for its reasons.
 const LEISURELY: usize = 2;
+/// Beside them, those that are: when a machine goes, the rings of many Models may break.
+const URGENT: usize = 4;
 
 impl Planner {
     /// Also returns the Models that have an answer.
@@ -49,13 +70,14 @@ impl Planner {
             search,
             metrics,
             leisurely: Arc::new(Semaphore::new(LEISURELY)),
+            urgent: Arc::new(Semaphore::new(URGENT)),
             answered,
         };
         (planner, models)
     }
 
-    /// The answer, if it is there before `until`. `search`: the running search of the same Model, if any; once another question is asked,
-    /// it is given up.
+    /// The answer, if it is there before `until`. `search`: the last search of the same Model, if any; once another question is asked, it is given
+    /// up, and the next one begins when it has ended.
     ///
     /// # Errors
     /// If the search ended without an answer, which is a mistake in the planner.
@@ -67,8 +89,12 @@ impl Planner {
         until: Instant,
     ) -> Result<Option<Answer>, JoinError> {
         let mut current = match search.take() {
-            Some(search) if search.fingerprint == question.fingerprint => search,
-            _ => self.begin(model, question),
+            Some(search) if search.is_for(&question) => search,
+            before => {
+                let of_model = before.map(|before| before.of_model.clone());
+                let of_model = of_model.unwrap_or_else(|| Arc::new(Semaphore::new(1)));
+                self.begin(model, question, of_model)
+            }
         };
         match timeout_at(until.into(), &mut current.task).await {
             Ok(ended) => ended?.map(Some),
@@ -79,20 +105,29 @@ impl Planner {
         }
     }
 
-    fn begin(&self, model: ObjectRef<Model>, question: Question) -> Search {
-        let fingerprint = question.fingerprint.clone();
+    fn begin(
+        &self,
+        model: ObjectRef<Model>,
+        question: Question,
+        of_model: Arc<Semaphore>,
+    ) -> Search {
+        let (fingerprint, urgent) = (question.fingerprint.clone(), question.urgent);
         let (search, metrics, answered) =
             (self.search, self.metrics.clone(), self.answered.clone());
-        let turn = (!question.urgent).then(|| self.leisurely.clone());
+        let turns = match urgent {
+            true => self.urgent.clone(),
+            false => self.leisurely.clone(),
+        };
+        let begun = Arc::new(AtomicBool::new(false));
+        let (only, begins) = (of_model.clone(), begun.clone());
         let task = tokio::spawn(async move {
-            let turn = match turn {
-                // The semaphore is never closed.
-                Some(turn) => turn.acquire_owned().await.ok(),
-                None => None,
-            };
+            // No turn is taken while the Model's last search goes on. The semaphores are never closed.
+            let only = only.acquire_owned().await.ok();
+            let turn = turns.acquire_owned().await.ok();
+            begins.store(true, Ordering::Relaxed);
             let searched = spawn_blocking(move || {
                 // One that is given up goes on to its end, and has its turn as long.
-                let _turn = turn;
+                let _turns = (only, turn);
                 let begun = Instant::now();
                 let answer = search(&question);
                 metrics
@@ -105,7 +140,13 @@ impl Planner {
             let _ = answered.send(model);
             searched
         });
-        Search { fingerprint, task }
+        Search {
+            fingerprint,
+            urgent,
+            begun,
+            of_model,
+            task,
+        }
     }
 }
 
@@ -114,6 +155,7 @@ mod tests {
     use std::sync::{Condvar, Mutex};
 
     use tokio::task::yield_now;
+    use tokio::time::sleep;
 
     use super::*;
     use crate::model_controller::decide::NoRing;
@@ -130,14 +172,31 @@ mod tests {
     /// Questions that may be answered; all others are searched for until they may.
     static ANSWERABLE: (Mutex<Vec<String>>, Condvar) = (Mutex::new(Vec::new()), Condvar::new());
 
-    /// Questions that were searched for.
+    /// Questions that were searched for, and again each with `ended`.
     static SEARCHED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+    /// What was searched for of these questions, in order.
+    fn searched_of(questions: &[&str]) -> Vec<String> {
+        let searched = SEARCHED.lock().unwrap();
+        let is_of = |done: &&String| {
+            let question = done.strip_suffix(" ended").unwrap_or(done);
+            questions.contains(&question)
+        };
+        searched.iter().filter(is_of).cloned().collect()
+    }
+
+    /// In which a search that has its turn begins, and one that may be answered is.
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_millis(20)
+    }
 
     fn search(question: &Question) -> Answer {
         SEARCHED.lock().unwrap().push(question.fingerprint.clone());
         let (answerable, more) = &ANSWERABLE;
         let waits = |known: &mut Vec<String>| !known.contains(&question.fingerprint);
         drop(more.wait_while(answerable.lock().unwrap(), waits).unwrap());
+        let ended = format!("{} ended", question.fingerprint);
+        SEARCHED.lock().unwrap().push(ended);
         Answer {
             fingerprint: question.fingerprint.clone(),
             plan: Err(NoRing {
@@ -166,7 +225,6 @@ mod tests {
         let (planner, mut answered) = Planner::new(search, Arc::new(Metrics::new()));
         let long = Withheld("long");
         let_answer("urgent");
-        let soon = || Instant::now() + Duration::from_millis(20);
         let mut others: Vec<Option<Search>> = (0..3).map(|_| None).collect();
         for (index, search) in others.iter_mut().enumerate() {
             let model = ObjectRef::new(&format!("slow-{index}"));
@@ -195,17 +253,78 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn another_question_is_asked_anew() {
+    async fn the_newest_question_waits_for_the_search_under_way() {
         let (planner, _answered) = Planner::new(search, Arc::new(Metrics::new()));
-        let _first = Withheld("first");
-        let_answer("second");
+        let first = Withheld("first");
         let mut search = None;
-        let (model, now) = (ObjectRef::new("m"), Instant::now());
-        let none = planner.answer(model.clone(), question("first", true), &mut search, now);
+        let model = ObjectRef::new("m");
+        let none = planner.answer(model.clone(), question("first", true), &mut search, soon());
         assert!(none.await.unwrap().is_none());
-        let answer = planner.answer(model, question("second", true), &mut search, some_time());
-        let answer = answer.await;
-        assert_eq!(answer.unwrap().unwrap().fingerprint, "second");
+        while searched_of(&["first"]).is_empty() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        for asked in ["second", "third"] {
+            let_answer(asked);
+            let question = question(asked, true);
+            let answer = planner.answer(model.clone(), question, &mut search, soon());
+            assert!(answer.await.unwrap().is_none());
+        }
+        drop(first);
+        let question = question("third", true);
+        let answer = planner.answer(model, question, &mut search, some_time());
+        assert_eq!(answer.await.unwrap().unwrap().fingerprint, "third");
+        let searched = searched_of(&["first", "second", "third"]);
+        assert_eq!(searched, ["first", "first ended", "third", "third ended"]);
+    }
+
+    #[tokio::test]
+    async fn few_urgent_ones_are_searched_for_at_once() {
+        let (planner, _answered) = Planner::new(search, Arc::new(Metrics::new()));
+        let held = Withheld("held");
+        let mut others: Vec<Option<Search>> = (0..URGENT).map(|_| None).collect();
+        for (index, search) in others.iter_mut().enumerate() {
+            let model = ObjectRef::new(&format!("broken-{index}"));
+            let answer = planner.answer(model, question("held", true), search, soon());
+            assert!(answer.await.unwrap().is_none());
+        }
+        let_answer("one more");
+        let_answer("calm");
+        let (model, mut search) = (ObjectRef::new("m"), None);
+        let question_of_this = || question("one more", true);
+        let answer = planner.answer(model.clone(), question_of_this(), &mut search, soon());
+        assert!(answer.await.unwrap().is_none());
+        // Others have turns of their own.
+        let (calm, own) = (ObjectRef::new("calm"), &mut None);
+        let answer = planner.answer(calm, question("calm", false), own, some_time());
+        assert!(answer.await.unwrap().is_some());
+        assert!(searched_of(&["one more"]).is_empty());
+        drop(held);
+        let answer = planner.answer(model, question_of_this(), &mut search, some_time());
+        assert!(answer.await.unwrap().is_some());
+    }
+
+    #[tokio::test]
+    async fn a_question_that_becomes_urgent_waits_no_longer() {
+        let (planner, _answered) = Planner::new(search, Arc::new(Metrics::new()));
+        let _slow = Withheld("slow");
+        let mut others: Vec<Option<Search>> = (0..LEISURELY).map(|_| None).collect();
+        for (index, search) in others.iter_mut().enumerate() {
+            let model = ObjectRef::new(&format!("other-{index}"));
+            let answer = planner.answer(model, question("slow", false), search, soon());
+            assert!(answer.await.unwrap().is_none());
+        }
+        let_answer("breaks");
+        let (model, mut search) = (ObjectRef::new("m"), None);
+        let answer = planner.answer(
+            model.clone(),
+            question("breaks", false),
+            &mut search,
+            soon(),
+        );
+        assert!(answer.await.unwrap().is_none());
+        let answer = planner.answer(model, question("breaks", true), &mut search, some_time());
+        assert!(answer.await.unwrap().is_some());
+        assert_eq!(searched_of(&["breaks"]), ["breaks", "breaks ended"]);
     }
 
     #[tokio::test]
@@ -232,11 +351,7 @@ mod tests {
         let question = question("newest", false);
         let answer = planner.answer(model, question, &mut search, some_time());
         assert!(answer.await.unwrap().is_some());
-        let searched = SEARCHED.lock().unwrap();
-        let of_this: Vec<&String> = searched
-            .iter()
-            .filter(|asked| ["oldest", "older", "newest"].contains(&asked.as_str()))
-            .collect();
-        assert_eq!(of_this, ["newest"]);
+        let searched = searched_of(&["oldest", "older", "newest"]);
+        assert_eq!(searched, ["newest", "newest ended"]);
     }
 }

@@ -19,7 +19,9 @@ use crate::plan::{self, PlanCommandError};
 pub struct Question {
     /// Equal as long as the answer would hardly change.
     pub fingerprint: String,
-    /// No client is answered until it is known.
+    /// A ring is needed: there is none, or it cannot go on as it is.
+    pub needed: bool,
+    /// No client is answered until it is known: the ring that cannot go on does not even answer meanwhile.
     pub urgent: bool,
     profile: ModelProfile,
     machines: Vec<NodeProfile>,
@@ -50,12 +52,14 @@ impl Question {
         resolved: &ResolvedModel,
         candidates: &Candidates,
         context_length: i32,
+        needed: bool,
         urgent: bool,
     ) -> Self {
         let (concurrent_requests, kv_contexts) =
             plan::concurrency(model.spec.max_concurrent_requests);
         Self {
             fingerprint: fingerprint.to_owned(),
+            needed,
             urgent,
             profile: ModelProfile::new(&model.name_any(), resolved.profile.clone()),
             machines: candidates.profiles.clone(),
@@ -81,6 +85,7 @@ impl Question {
         let profile = ModelProfile::new("m", Default::default());
         Self {
             fingerprint: fingerprint.to_owned(),
+            needed: urgent,
             urgent,
             profile,
             machines: Vec::new(),

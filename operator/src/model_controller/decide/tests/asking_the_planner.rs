@@ -31,6 +31,26 @@ fn a_broken_ring_goes_on_until_the_planner_answers() {
 }
 
 #[test]
+fn who_edits_a_model_whose_ring_answers_goes_before_nobody() {
+    let desk = [machine("desk")];
+    let mut plan = RingPlan::clone(&written(decided(&world(&desk, &[]))));
+    plan.spec.context_length += 1;
+    for (state, urgent) in [("Ready", false), ("Loaded", true)] {
+        let status = json!({"members": [{"name": "desk", "state": state}]});
+        plan.status = Some(serde_json::from_value(status).unwrap());
+        let there = world(&desk, &[Arc::new(plan.clone())]);
+        let (decision, _) = decide(&there, &State::default(), Instant::now());
+        // Its ring is needed all the same: others do not take the room meanwhile.
+        assert!(matches!(decision.standing(&there), Standing::Undecided));
+        let DecisionKind::Ask(question) = decision.kind else {
+            panic!("nobody is asked");
+        };
+        assert!(question.needed);
+        assert_eq!(question.urgent, urgent, "{state}");
+    }
+}
+
+#[test]
 fn no_more_answers_are_remembered_than_a_plan_takes() {
     let mut state = State::default();
     let answer = |nth: usize| Answer {
