@@ -319,7 +319,7 @@ pub struct GpuProfile {
 pub struct GpuMeasurements {
     /// Whether it shares its memory with the CPU, so that nothing is copied.
     pub unified_memory: bool,
-    /// Memory of the GPU.
+    /// Memory of the GPU, or the most that it may have of memory that it shares.
     pub total_bytes: i64,
     /// With Vulkan and CUDA, the memory that is free. With Metal, the recommended working set.
     pub available_bytes: i64,

@@ -386,7 +386,7 @@ impl<'a> Share<'a> {
     }
 }
 
-/// There are GPUs for the layers and the output head, with memory for them if they have their own.
+/// There are GPUs for the layers and the output head, with memory for them: their own, or what they are lent.
 fn gpu(
     share: &Share<'_>,
     status: &NodeProfileStatus,
@@ -414,6 +414,11 @@ fn gpu(
         let all = (share.gpu_layers * share.layer_bytes)
             .saturating_add(share.gpu_kv_bytes)
             .saturating_add(extras);
+        findings.extend(share.exceeds(what, all, limit));
+    }
+    if let Some(limit) = gpus.first().and_then(|gpu| gpu.lent_bytes()) {
+        let what = "layers and KV cache in the memory that the GPU's driver lends it";
+        let all = (share.gpu_layers * share.layer_bytes).saturating_add(share.gpu_kv_bytes);
         findings.extend(share.exceeds(what, all, limit));
     }
     if let Some(limit) = first.and_then(GpuMeasurements::own_available_bytes)

@@ -170,22 +170,31 @@ fn fill(input: &PlanningInput, members: &[usize], rank0: usize) -> Option<Propos
         if let Some(GpuCost {
             layer: cost,
             memory_bytes,
+            lent_bytes,
             ..
         }) = &device.gpu
         {
+            let on_gpu_of = |bytes: f64| {
+                let beside = model.gpu_buffer_bytes + model.gpu_kv_reserve_bytes(1);
+                layers_in(bytes - beside, gpu_layer)
+            };
             let on_gpu = match memory_bytes {
-                Some(bytes) => {
-                    let beside = model.gpu_buffer_bytes + model.gpu_kv_reserve_bytes(1);
-                    layers_in(bytes - beside, gpu_layer)
-                }
-                // Unified memory: the GPU takes it all.
+                Some(bytes) => on_gpu_of(*bytes),
+                // Unified memory: the GPU takes it all, or all that it is lent.
                 None => {
-                    room = 0;
                     let passes = match device.memory_rule {
                         MemoryRule::Overflow => model.gpu_buffer_bytes,
                         MemoryRule::AllOrNothing => 0.0,
                     };
-                    layers_in(memory - passes, gpu_layer)
+                    let all = layers_in(memory - passes, gpu_layer);
+                    let on_gpu = lent_bytes.map_or(all, |lent| all.min(on_gpu_of(lent)));
+                    room = match (on_gpu == all, on_gpu) {
+                        (true, _) => 0,
+                        // It is not used.
+                        (false, 0) => room,
+                        (false, _) => layers_in(memory - passes - on_gpu as f64 * gpu_layer, layer),
+                    };
+                    on_gpu
                 }
             };
             places.push(DeviceRoom {

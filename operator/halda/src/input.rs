@@ -230,6 +230,8 @@ pub struct GpuCost {
     pub layer: LayerCost,
     /// The GPU's own; `None` if memory is unified: then it counts against the device's memory.
     pub memory_bytes: Option<f64>,
+    /// Of the device's memory, the most that the GPU's driver lends it for layers and passes. `None`: it has its own, or there is no such bound.
+    pub lent_bytes: Option<f64>,
     /// To move an activation there and back, once per window, and per GPU.
     pub copy_seconds: f64,
     /// The device's `head_seconds` with the output head on this GPU. `None`: that is no gain, or it cannot be there.

@@ -28,6 +28,7 @@
 //! - A hop costs latency and payload, for every member in every round, unless the ring has one member.
 //! - Rank 0's output head and draft model are on its GPU where its layers leave room ([`MemberLatency::output_head_on_gpu`],
 //!   [`MemberLatency::draft_on_gpu`]).
+//! - A GPU that shares the machine's memory has no more of it than its driver lends: its layers, their KV caches and its passes have to fit that, too.
 //! - Where a GPU has room for two matrices more, and for the keys and values of two layers, it computes a prompt's chunks through the layers on
 //!   the CPU, too ([`MemberLatency::gpu_from_rows`]). A layer takes as long as its weights take to get there, or as the GPU computes, if that
 //!   is longer. A last chunk that is part full costs a whole copy, which is not counted. Copies pass through some of the machine's memory.
@@ -418,7 +419,7 @@ fn gpu_extras(
     extras
 }
 
-/// What layers take of a GPU's own memory.
+/// What layers take of a GPU's own memory, or of what it is lent.
 fn gpu_layers_bytes(model: &ModelSizes, share: LayerShare, kv: KvBytes) -> f64 {
     share.gpu_layers as f64 * model.layer_bytes + kv.on_gpu + model.gpu_buffer_bytes
 }
@@ -444,8 +445,17 @@ fn memory(
         match &device.gpu {
             None => return Err(Violation::NoGpu { device: index }),
             Some(GpuCost {
-                memory_bytes: None, ..
+                memory_bytes: None,
+                lent_bytes,
+                ..
             }) => {
+                let lent = lent_bytes.unwrap_or(f64::INFINITY);
+                if let Some(missing_bytes) = missing(gpu_layers_bytes(model, share, kv) - lent) {
+                    return Err(Violation::GpuMemory {
+                        device: index,
+                        missing_bytes,
+                    });
+                }
                 kv_here += kv.on_gpu;
                 match device.memory_rule {
                     MemoryRule::AllOrNothing => layers += gpu_layers,

@@ -68,6 +68,7 @@ fn instance(seed: u64) -> PlanningInput {
                         prefill_seconds: decode / faster / 30.0,
                     },
                     memory_bytes: Some(layer_bytes * random.unit() * 4.0),
+                    lent_bytes: None,
                     copy_seconds: random.log(1e-5, 1e-3),
                     head_seconds: None,
                     guess_gained: None,
@@ -96,8 +97,9 @@ fn instance(seed: u64) -> PlanningInput {
                 },
                 head_seconds: head / random.log(2e9, 60e9),
                 gpu: match gpu {
-                    // With the rule of macOS, GPUs share the memory; in a seventh of the rings, others do, too.
+                    // With the rule of macOS, GPUs share the memory; in a seventh of the rings, others do, too, and are lent a part of it.
                     Some(gpu) if all_or_nothing || seed.is_multiple_of(7) => Some(GpuCost {
+                        lent_bytes: gpu.memory_bytes.filter(|_| !all_or_nothing),
                         memory_bytes: None,
                         copy_seconds: 0.0,
                         ..gpu
@@ -359,9 +361,24 @@ fn best(seed: u64, input: &PlanningInput) -> Option<Best> {
     })
 }
 
+/// Whether a GPU has layers, and one more would be beyond what it is lent.
+fn is_bound_by_lent(input: &PlanningInput, found: &Found) -> bool {
+    let model = &input.model;
+    let mut members = found.assignment.ring.iter();
+    members.any(|&member| {
+        let share = found.assignment.shares[member];
+        let gpu = input.devices[member].gpu.as_ref();
+        let layers = share.gpu_layers as f64 + 1.0;
+        let more = layers * (model.layer_bytes + model.gpu_layer_kv_bytes) + model.gpu_buffer_bytes;
+        let lent = gpu.and_then(|gpu| gpu.lent_bytes);
+        share.gpu_layers > 0 && share.cpu_layers > 0 && lent.is_some_and(|lent| more > lent)
+    })
+}
+
 fn against_enumeration(seeds: std::ops::Range<u64>) {
     let mut firsts = Vec::new();
     let (mut possible, mut gpu_heads, mut gpu_drafts, mut streamed) = (0, 0, 0, 0);
+    let mut bound_by_lent = 0;
     for seed in seeds {
         let input = instance(seed);
         let Some(Best {
@@ -378,6 +395,7 @@ fn against_enumeration(seeds: std::ops::Range<u64>) {
         gpu_drafts += usize::from(rank0.draft_on_gpu);
         let mut members = found.latency.members.iter();
         streamed += usize::from(members.any(|one| one.gpu_from_rows.is_some()));
+        bound_by_lent += usize::from(is_bound_by_lent(&input, &found));
         if let Some(first) = first_answer(&input) {
             assert!(first.seconds >= least - tolerance, "seed {seed}");
             firsts.push(first.seconds / least);
@@ -402,6 +420,7 @@ fn against_enumeration(seeds: std::ops::Range<u64>) {
     assert!(gpu_heads > 0, "no output head is on a GPU");
     assert!(gpu_drafts > 0, "no draft model is on a GPU");
     assert!(streamed > 0, "no chunk of a prompt goes to a GPU");
+    assert!(bound_by_lent > 0, "no GPU has all that it is lent");
     // A first answer is there nearly always, and good more often than not.
     assert!(
         firsts.len() * 10 > possible * 9,
@@ -592,7 +611,10 @@ fn plans_fit_where_layers_differ_in_their_kv_caches() {
                 }
                 (Some(None), MemoryRule::AllOrNothing) => needed += on_gpu,
                 (Some(None), MemoryRule::Overflow) => {
-                    needed += weights + on_gpu + model.gpu_buffer_bytes;
+                    let shared = weights + on_gpu + model.gpu_buffer_bytes;
+                    let lent = gpu.and_then(|gpu| gpu.lent_bytes).expect("a part is lent");
+                    assert!(shared <= lent + SLACK_BYTES, "seed {seed}");
+                    needed += shared;
                 }
             }
             assert!(needed <= device.memory_bytes + SLACK_BYTES, "seed {seed}");

@@ -164,6 +164,7 @@ fn memory(member: &str, what: &'static str, found: i64, limit: i64) -> Vec<Findi
 
 const WITHOUT_DISK: &str = "weights and KV cache, as the disk may not be used,";
 const ON_GPU: &str = "GPU memory for layers and KV cache";
+const LENT: &str = "layers and KV cache in the memory that the GPU's driver lends it";
 
 #[test]
 fn a_plan_that_uses_every_byte_is_right() {
@@ -527,6 +528,23 @@ fn a_gpus_memory_is_counted_where_it_is() {
     assert_eq!(unified(GpuBackend::Metal, all - 1, all), short);
     assert_eq!(unified(GpuBackend::Vulkan, 1, all), []);
     assert_eq!(unified(GpuBackend::Vulkan, all, all - 1), short);
+
+    // Of that memory, a driver lends a part. Metal's bound is the one above.
+    let lent = |backend, bytes| {
+        of_desk(|node| {
+            let status = node.status.as_mut().unwrap();
+            status.memory.available_bytes = all;
+            let gpu = &mut status.gpus[0];
+            gpu.backend = backend;
+            let measured = gpu.measured.as_mut().unwrap();
+            measured.unified_memory = true;
+            (measured.total_bytes, measured.available_bytes) = (bytes, all);
+        })
+    };
+    assert_eq!(lent(GpuBackend::Vulkan, full), []);
+    let short = memory("desk", LENT, full, full - 1);
+    assert_eq!(lent(GpuBackend::Vulkan, full - 1), short);
+    assert_eq!(lent(GpuBackend::Metal, full - 1), []);
 }
 
 #[test]

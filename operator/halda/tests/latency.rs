@@ -231,6 +231,7 @@ fn gpu(memory_bytes: Option<f64>) -> GpuCost {
             prefill_seconds: 0.00002,
         },
         memory_bytes,
+        lent_bytes: None,
         copy_seconds: 0.0004,
         head_seconds: None,
         guess_gained: None,
@@ -508,6 +509,44 @@ fn layers_of_a_unified_gpu_lie_in_the_machines_memory() {
         latency(&input, 1, &[(3, 5)]).members[0].overflow_bytes,
         8.0 * GB,
     );
+}
+
+/// All layers would fit the machine's memory, wherever they are computed.
+#[test]
+fn a_gpu_that_shares_memory_has_no_more_than_it_is_lent() {
+    let mut input = input(vec![device(0.010)]);
+    input.model.gpu_layer_kv_bytes = 0.25 * GB;
+    input.model.gpu_buffer_bytes = 0.125 * GB;
+    let lent = |input: &PlanningInput, bytes: f64| {
+        let mut input = input.clone();
+        input.devices[0].gpu = Some(GpuCost {
+            lent_bytes: Some(bytes),
+            ..gpu(None)
+        });
+        input
+    };
+    let full = (5.0 * 1.25 + 0.125) * GB;
+    let member = latency(&lent(&input, full), 1, &[(3, 5)]).members[0];
+    assert_eq!(member.gpu_memory_bytes, 0.0);
+    equal(member.memory_bytes, 3.0 * GB + full);
+    assert_eq!(
+        violation(&lent(&input, full - 0.5 * GB), &[(3, 5)]),
+        Violation::GpuMemory {
+            device: 0,
+            missing_bytes: 0.5 * GB,
+        }
+    );
+    // Without layers there, nothing of it is needed.
+    latency(&lent(&input, 0.0), 1, &[(8, 0)]);
+
+    // A layer has the KV cache that it has, not the mean.
+    input.model.kv_of_layers = vec![0.5, 0.5, 0.5, 2.5, 0.5, 0.5, 0.5, 2.5];
+    let last = (1.125 + 2.5 * 0.25) * GB;
+    latency(&lent(&input, last), 1, &[(7, 1)]);
+    assert!(matches!(
+        violation(&lent(&input, last - 0.25 * GB), &[(7, 1)]),
+        Violation::GpuMemory { device: 0, .. }
+    ));
 }
 
 /// Layers 3 and 7 see all positions: their KV caches are 2.5 times the mean, the others' half of it.

@@ -1,7 +1,7 @@
 //! How much of a machine's memory rings may have: what is available, less what stays free for the owner; and how many keys and
 //! values fit one buffer of a GPU. Planner, checker, operator and agents all have it from here. In bytes.
 
-use super::{GpuBackend, GpuMeasurements, NodeProfileSpec, NodeProfileStatus};
+use super::{GpuBackend, GpuMeasurements, GpuProfile, NodeProfileSpec, NodeProfileStatus};
 use crate::v1alpha1::model_profile::ModelProfileSpec;
 use crate::v1alpha1::ring_plan::{KV_BLOCK_POSITIONS, KvDtype, PlannedGpu};
 
@@ -22,7 +22,8 @@ pub fn usual_reserve_bytes(available: u64, in_cluster: bool) -> u64 {
 
 impl NodeProfileStatus {
     /// Bytes of the machine's memory that are available to this model's ring, the owner's among them. With Metal, it is what the GPU may
-    /// have. What other GPUs say of memory that they share is not asked: a part of it may be set aside for them, and it is not kept current.
+    /// have. What other GPUs say is free of memory that they share is not asked: a part of it may be set aside for them, and it is not kept current.
+    /// How much of it they may have at most is another bound ([`GpuProfile::lent_bytes`]).
     pub fn available_bytes(&self, model: &ModelProfileSpec) -> i64 {
         match self.gpu_for(model) {
             Some((GpuBackend::Metal, gpu)) => gpu.available_bytes,
@@ -111,6 +112,16 @@ impl NodeProfileSpec {
     }
 }
 
+impl GpuProfile {
+    /// Bytes of the machine's memory that its driver lends it at most, where it shares that: a half of it or so, for all programs. `None` where the
+    /// GPU has memory of its own, and with Metal, whose bound is on all that a member has ([`NodeProfileStatus::available_bytes`]).
+    pub fn lent_bytes(&self) -> Option<i64> {
+        let measured = self.measured.as_ref()?;
+        let is_lent = measured.unified_memory && self.backend != GpuBackend::Metal;
+        is_lent.then_some(measured.total_bytes)
+    }
+}
+
 impl GpuMeasurements {
     /// Bytes that are available of its own memory; `None` where it shares the machine's.
     pub fn own_available_bytes(&self) -> Option<i64> {
@@ -132,7 +143,7 @@ impl GpuMeasurements {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::v1alpha1::node_profile::{GpuProfile, NodeProfile};
+    use crate::v1alpha1::node_profile::NodeProfile;
 
     const GIB: i64 = 1 << 30;
 
@@ -170,6 +181,22 @@ mod tests {
         let mut android = with_gpu(GpuBackend::Vulkan, true, 9 * GIB);
         android.memory.swappable_bytes = GIB / 2;
         assert_eq!(android.available_bytes(&model), 8 * GIB + GIB / 2);
+    }
+
+    #[test]
+    fn what_a_driver_lends_is_a_bound_of_its_own_but_for_metal() {
+        for (backend, unified, lent) in [
+            (GpuBackend::Metal, true, None),
+            (GpuBackend::Vulkan, true, Some(6 * GIB)),
+            (GpuBackend::Vulkan, false, None),
+        ] {
+            let mut gpu = with_gpu(backend, unified, 6 * GIB).gpus.remove(0);
+            // What is free of it is not asked.
+            gpu.measured.as_mut().unwrap().available_bytes = GIB;
+            assert_eq!(gpu.lent_bytes(), lent);
+            gpu.measured = None;
+            assert_eq!(gpu.lent_bytes(), None);
+        }
     }
 
     #[test]

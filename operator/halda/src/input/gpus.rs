@@ -156,6 +156,7 @@ impl<'a> DeviceGpus<'a> {
         let (count, split) = (self.chosen.len(), self.split_bytes());
         let gpu = GpuCost {
             memory_bytes: cost.memory_bytes.map(|bytes| (bytes - split).max(0.0)),
+            lent_bytes: profile.lent_bytes().map(|bytes| bytes as f64),
             // From one to the next, activations cross the machine's memory.
             copy_seconds: count as f64 * cost.copy_seconds,
             ..cost
@@ -262,6 +263,7 @@ fn gpu_device(
     Ok(GpuCost {
         layer: Part::of_gpu(measured).layer_cost(name, model, options)?,
         memory_bytes: measured.own_available_bytes().map(|bytes| bytes as f64),
+        lent_bytes: None,
         copy_seconds: match measured.unified_memory {
             true => 0.0,
             false => copy_seconds(measured, model.hidden_size, model.hidden_size),

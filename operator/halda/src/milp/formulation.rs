@@ -263,14 +263,21 @@ impl<'a> Formulation<'a> {
             chunk.push((layers, positions * gpu.layer.prefill_seconds * ms));
             chunk.push((uses, k * gpu.copy_seconds * ms));
             match gpu.memory_bytes {
-                None => match device.memory_rule {
-                    MemoryRule::AllOrNothing => in_memory.push((layers, model.gpu_layer_kv_bytes)),
-                    // What was copied for a GPU cannot be read again, and its passes take memory.
-                    MemoryRule::Overflow => {
-                        let layer = model.layer_bytes + model.gpu_layer_kv_bytes;
-                        shared.extend([(layers, layer), (uses, model.gpu_buffer_bytes)]);
+                None => {
+                    match device.memory_rule {
+                        MemoryRule::AllOrNothing => {
+                            in_memory.push((layers, model.gpu_layer_kv_bytes));
+                        }
+                        // What was copied for a GPU cannot be read again, and its passes take memory.
+                        MemoryRule::Overflow => {
+                            let layer = model.layer_bytes + model.gpu_layer_kv_bytes;
+                            shared.extend([(layers, layer), (uses, model.gpu_buffer_bytes)]);
+                        }
                     }
-                },
+                    if let Some(lent) = gpu.lent_bytes {
+                        self.gpu_memory(lent, layers, uses, &[]);
+                    }
+                }
                 Some(available) => {
                     let head = gpu_head.map(|(there, _)| (there, model.gpu_output_bytes * units));
                     let draft = gpu_draft.map(|(there, _)| (there, model.gpu_draft_bytes * units));
@@ -308,7 +315,7 @@ impl<'a> Formulation<'a> {
         }
     }
 
-    /// A GPU's own memory must be enough for its layers and what of rank 0's is there `beside` them.
+    /// A GPU's own memory, or what it is lent, must be enough for its layers and what of rank 0's is there `beside` them.
     fn gpu_memory(&mut self, available: f64, layers: Col, uses: Col, beside: &[(Col, f64)]) {
         let model = &self.program.input.model;
         let layer = (model.layer_bytes + model.gpu_layer_kv_bytes) / UNIT_BYTES;

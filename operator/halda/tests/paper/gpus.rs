@@ -585,3 +585,32 @@ fn a_gpu_that_shares_memory_is_planned_as_it_is_checked() {
         planned(&model, &cluster, &options());
     }
 }
+
+/// A driver lends its GPU half of the memory or so. What is beyond that, the processor computes: the whole model is as large as that.
+#[test]
+fn what_is_not_lent_to_a_gpu_is_the_processors() {
+    let model = model("llama-3-8b");
+    let mut cluster = nodes(&["d1"]);
+    let status = cluster[0].status.as_mut().unwrap();
+    status.memory.available_bytes = 8 * GIB;
+    status.gpus[0].backend = GpuBackend::Vulkan;
+    let with = |lent: i64| {
+        let mut cluster = cluster.clone();
+        let gpu = &mut cluster[0].status.as_mut().unwrap().gpus[0];
+        gpu.measured.as_mut().unwrap().total_bytes = lent;
+        let plan = planned(&model, &cluster, &options());
+        plan.report.members[0].clone()
+    };
+    let all = with(8 * GIB);
+    assert_eq!((all.layers, all.gpu_layers), (32, 32));
+    let sizes = PlanningInput::new(&model, &cluster, &options())
+        .unwrap()
+        .model;
+    let layer = sizes.layer_bytes + sizes.gpu_layer_kv_bytes;
+    let room = |layers: f64| (layers * layer + sizes.gpu_buffer_bytes) as i64;
+    for (lent, expected) in [(room(20.5), 20), (room(20.0) - 2048, 19), (room(0.5), 0)] {
+        let part = with(lent);
+        assert_eq!((part.layers, part.gpu_layers), (32, expected));
+        assert_eq!(part.read_bytes_per_token, 0);
+    }
+}
