@@ -73,6 +73,7 @@ impl Candidates {
                     let mut profile = profile.clone();
                     let mut status = status.clone();
                     let promised = take_promised(&mut status, &machine.name, &others);
+                    take_lent(&mut status, &machine.name, &others);
                     candidates.promised.insert(machine.name.clone(), promised);
                     profile.status = Some(status);
                     candidates.profiles.push(profile);
@@ -346,6 +347,20 @@ fn take_promised(status: &mut NodeProfileStatus, name: &str, others: &[Arc<RingP
     taken
 }
 
+/// The same of what is lent to a GPU that shares the machine's memory. How much a member has there is not known: at most all that it has of that memory.
+fn take_lent(status: &mut NodeProfileStatus, name: &str, others: &[Arc<RingPlan>]) {
+    let members = others.iter().flat_map(|plan| &plan.spec.members);
+    let on_lent = |member: &&RingMember| {
+        let on_own = member.gpu_memory_bytes.unwrap_or(0) > 0;
+        member.name == name && member.uses_gpu() && !on_own
+    };
+    for member in members.filter(on_lent) {
+        for gpu in &mut status.gpus {
+            gpu.take_lent(member.memory_bytes.unwrap_or(0));
+        }
+    }
+}
+
 fn is_new(machine: &Machine) -> bool {
     matches!(machine.agent, AgentState::Alive { known_for } if known_for < PATIENCE)
 }
@@ -601,6 +616,32 @@ mod tests {
         assert_eq!(left(&there), 12 * GIB);
         there.others = vec![ring(&[(0, 4)], 5 * GIB, 0)];
         assert_eq!(left(&there), 7 * GIB);
+    }
+
+    #[test]
+    fn what_is_lent_to_a_gpu_is_lent_to_one_ring() {
+        let mut desk = machine("desk");
+        let mut integrated = gpu(6 * GIB);
+        integrated.backend = GpuBackend::Vulkan;
+        integrated.measured.as_mut().unwrap().unified_memory = true;
+        profile(&mut desk).status.as_mut().unwrap().gpus = vec![integrated];
+        let mut there = world(&[desk], &[]);
+        let left = |there: &World| {
+            let found = candidates(there);
+            let status = found.profile("desk").unwrap().status.as_ref().unwrap();
+            status.gpus[0].lent_bytes()
+        };
+        // All of it is the processor's.
+        there.others = vec![ring(&[(0, 4)], 5 * GIB, 0)];
+        assert_eq!(left(&there), Some(6 * GIB));
+        let mut other = RingPlan::clone(&there.others[0]);
+        other.spec.members[0].windows[0].gpu_layers = 4;
+        there.others = vec![Arc::new(other.clone())];
+        assert_eq!(left(&there), Some(GIB));
+        // On a GPU with memory of its own.
+        other.spec.members[0].gpu_memory_bytes = Some(GIB);
+        there.others = vec![Arc::new(other)];
+        assert_eq!(left(&there), Some(6 * GIB));
     }
 
     #[test]

@@ -120,6 +120,15 @@ impl GpuProfile {
         let is_lent = measured.unified_memory && self.backend != GpuBackend::Metal;
         is_lent.then_some(measured.total_bytes)
     }
+
+    /// Takes off bytes that a ring may have of that, if the GPU shares the machine's memory.
+    pub fn take_lent(&mut self, bytes: i64) {
+        if let Some(lent) = self.lent_bytes()
+            && let Some(measured) = &mut self.measured
+        {
+            measured.total_bytes = lent.saturating_sub(bytes).max(0);
+        }
+    }
 }
 
 impl GpuMeasurements {
@@ -196,6 +205,21 @@ mod tests {
             assert_eq!(gpu.lent_bytes(), lent);
             gpu.measured = None;
             assert_eq!(gpu.lent_bytes(), None);
+        }
+    }
+
+    #[test]
+    fn what_a_ring_has_of_it_is_lent_to_no_other() {
+        for (backend, unified, left) in [
+            (GpuBackend::Vulkan, true, [GIB, 0]),
+            (GpuBackend::Vulkan, false, [6 * GIB; 2]),
+            (GpuBackend::Metal, true, [6 * GIB; 2]),
+        ] {
+            let mut gpu = with_gpu(backend, unified, 6 * GIB).gpus.remove(0);
+            for left in left {
+                gpu.take_lent(5 * GIB);
+                assert_eq!(gpu.measured.as_ref().unwrap().total_bytes, left);
+            }
         }
     }
 

@@ -20,6 +20,7 @@ pub fn could_do(profile: &NodeProfile, member: &RingMember, model: &ModelProfile
         && member.gpu_memory_bytes.unwrap_or(0)
             <= status.own_bytes_of(&member.gpus, model).unwrap_or(0)
         && first_has_room(member, 0, status, model)
+        && is_lent_enough(member, 0, status, model)
         && (!streams(member) || owner.disk_allowed != Some(false))
 }
 
@@ -49,8 +50,8 @@ pub fn streams(member: &RingMember) -> bool {
     member.read_bytes_per_token.unwrap_or(0) > 0
 }
 
-/// Whether the machines have memory for the new ring while the old ones still run. If a machine has a layer in both, its page cache holds
-/// the weights once; a GPU holds both rings in full. Where the old ring reads weights from disk anyway, both may read more of them until it
+/// Whether the machines have memory for the new ring while the old ones still run. If a machine's processor has a layer in both, its page cache
+/// holds the weights once; a GPU holds both rings in full. Where the old ring reads weights from disk anyway, both may read more of them until it
 /// ends: then only what cannot be read again has to fit. All this goes for rings of the same file: of another one, no layer is shared, and how much
 /// could be read again is not known.
 pub fn fits_beside(
@@ -98,7 +99,15 @@ pub fn fits_beside(
             .iter()
             .filter_map(|(before, _)| before.gpu_memory_bytes)
             .sum();
-        needed <= status.available_bytes(model) && gpus_have_room(member, gpu_held, status, model)
+        let lent_held = before.iter().filter(|(before, _)| before.uses_gpu());
+        let lent_held = lent_held.map(|(before, same_file)| match same_file {
+            true => lent_bytes(before, layer_bytes),
+            // How large its layers are is not known.
+            false => before.memory_bytes.unwrap_or(0),
+        });
+        needed <= status.available_bytes(model)
+            && gpus_have_room(member, gpu_held, status, model)
+            && is_lent_enough(member, lent_held.sum(), status, model)
     })
 }
 
@@ -131,6 +140,30 @@ fn first_has_room(
     })
 }
 
+/// Whether the member's GPU, if it shares the machine's memory, is lent as much of it as the member has there, where so many bytes of that are held.
+fn is_lent_enough(
+    member: &RingMember,
+    held: i64,
+    status: &NodeProfileStatus,
+    model: &ModelProfileSpec,
+) -> bool {
+    let on_gpu = lent_bytes(member, model.layer_bytes());
+    let gpus = status.gpus_named(&member.gpus, model);
+    let lent = gpus.first().and_then(|gpu| gpu.lent_bytes());
+    on_gpu == 0 || lent.is_none_or(|lent| on_gpu.saturating_add(held) <= lent)
+}
+
+/// What a member has on a GPU that shares the machine's memory, about: its layers there, and as large a part of its KV caches.
+fn lent_bytes(member: &RingMember, layer_bytes: i64) -> i64 {
+    let windows = member.windows.iter();
+    let (all, on_gpu) = windows.fold((0_i64, 0_i64), |(all, on_gpu), window| {
+        let layers = i64::from(window.last - window.first);
+        (all + layers, on_gpu + i64::from(window.gpu_layers))
+    });
+    let kv = member.kv_bytes.unwrap_or(0) / all.max(1) * on_gpu;
+    (on_gpu * layer_bytes).saturating_add(kv)
+}
+
 /// Whether a ring that was planned with machines as in `more` also has the memory where other Models' rings leave it `less`.
 pub fn fits_in_less(
     members: &[RingMember],
@@ -145,15 +178,16 @@ pub fn fits_in_less(
             let memory = profile.spec.left_to_ring(status, model);
             let on_gpus = status.own_bytes_of(&member.gpus, model).unwrap_or(0);
             let first_has_room = first_has_room(member, 0, status, model);
-            Some((memory, on_gpus, first_has_room))
+            let is_lent_enough = is_lent_enough(member, 0, status, model);
+            Some((memory, on_gpus, first_has_room && is_lent_enough))
         };
         let less = left(less);
         // One that reads weights from disk was promised more than there is, and has all of it.
         less == left(more)
-            || less.is_some_and(|(memory, gpu, first_has_room)| {
+            || less.is_some_and(|(memory, gpu, has_room)| {
                 member.memory_bytes.unwrap_or(0) <= memory
                     && member.gpu_memory_bytes.unwrap_or(0) <= gpu
-                    && first_has_room
+                    && has_room
             })
     })
 }
@@ -172,9 +206,10 @@ fn fixed_bytes(member: &RingMember, layer_bytes: i64) -> i64 {
     (member.memory_bytes.unwrap_or(0) - i64::from(layers) * layer_bytes).max(0)
 }
 
+/// The layers of its processor, whose weights the page cache holds.
 fn layers(member: &RingMember) -> HashSet<i32> {
     let windows = member.windows.iter();
     windows
-        .flat_map(|window| window.first..window.last)
+        .flat_map(|window| window.first..window.last - window.gpu_layers)
         .collect()
 }

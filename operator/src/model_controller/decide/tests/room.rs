@@ -1,6 +1,6 @@
 //! Memory, ports and quotas: what a ring takes, and where there is none left.
 
-use prima_crds::v1alpha1::node_profile::{GpuProfile, NodeProfile};
+use prima_crds::v1alpha1::node_profile::{GpuBackend, GpuProfile, NodeProfile};
 use prima_crds::v1alpha1::ring_plan::PlannedGpu;
 use serde_json::json;
 
@@ -290,4 +290,47 @@ fn what_is_no_layer_fits_beside_what_another_ring_has() {
     };
     assert!(fits(4 * GIB));
     assert!(!fits(4 * GIB + 1));
+}
+
+/// Layers of 1 GiB on a GPU of which a driver says that it may have so much of the machine's memory. Each ring has its own copies there.
+#[test]
+fn rings_on_a_gpu_that_shares_memory_share_what_it_is_lent() {
+    let on_gpu = |first: i32, bytes: i64| {
+        let mut plan = RingPlan::clone(&ring(&[(first, first + 3)], bytes, 0));
+        plan.spec.members[0].windows[0].gpu_layers = 3;
+        Arc::new(plan)
+    };
+    let with = |available: i64, lent: i64| {
+        let mut desk = machine("desk");
+        let desk = profile(&mut desk);
+        let status = desk.status.as_mut().unwrap();
+        status.memory.available_bytes = available;
+        status.gpus = vec![GpuProfile {
+            backend: GpuBackend::Vulkan,
+            ..gpu(lent)
+        }];
+        let measured = status.gpus[0].measured.as_mut().unwrap();
+        measured.unified_memory = true;
+        desk.clone()
+    };
+    let new = on_gpu(0, 3 * GIB);
+    let fits = |desk: &NodeProfile, old: &Arc<RingPlan>| fits_on(desk, &new, old);
+    for old in [on_gpu(0, 3 * GIB), on_gpu(3, 3 * GIB)] {
+        assert!(fits(&with(6 * GIB, 6 * GIB), &old));
+        assert!(!fits(&with(6 * GIB - 1, 6 * GIB), &old));
+        assert!(!fits(&with(6 * GIB, 6 * GIB - 1), &old));
+    }
+    // What the processor has is not lent; how large the layers of another file are is not known.
+    let ample = with(12 * GIB, 6 * GIB);
+    assert!(fits(&ample, &ring(&[(3, 8)], 5 * GIB, 0)));
+    assert!(fits(&ample, &of_another_file(&on_gpu(0, 3 * GIB))));
+    assert!(!fits(&ample, &of_another_file(&on_gpu(0, 3 * GIB + 1))));
+
+    // Half of the KV caches are there, too.
+    let (_, resolved) = model();
+    let mut moved = member();
+    (moved.windows[0].gpu_layers, moved.kv_bytes) = (4, Some(GIB));
+    let could = |lent: i64| could_do(&with(12 * GIB, lent), &moved, &resolved.profile);
+    assert!(could(4 * GIB + GIB / 2));
+    assert!(!could(4 * GIB + GIB / 2 - 1));
 }
