@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use ash::vk;
 
 use crate::error::VulkanError;
-use crate::gpus::Found;
+use crate::gpus::GpuKind;
 use crate::raw_device::RawDevice;
 
 /// Memory that its owner has to free.
@@ -85,13 +85,21 @@ impl Allocation {
         let failed = |result| refused(device, self.bytes, result);
         // SAFETY: the buffer is the device's.
         let needs = unsafe { raw.get_buffer_memory_requirements(self.handle) };
-        let kind = memory_type(&device.found, purpose, needs.memory_type_bits);
-        let kind = kind.ok_or_else(|| failed(vk::Result::ERROR_FEATURE_NOT_PRESENT))?;
-        let allocation = vk::MemoryAllocateInfo::default()
-            .allocation_size(needs.size)
-            .memory_type_index(kind);
-        // SAFETY: the type is one of the device's.
-        self.memory = unsafe { raw.allocate_memory(&allocation, None) }.map_err(failed)?;
+        let allocate = |place: u32| {
+            let allocation = vk::MemoryAllocateInfo::default()
+                .allocation_size(needs.size)
+                .memory_type_index(place);
+            // SAFETY: the type is one of the device's.
+            unsafe { raw.allocate_memory(&allocation, None) }
+        };
+        let found = &device.found;
+        let allowed = needs.memory_type_bits;
+        let places = memory_types(&found.memory, found.facts.kind, purpose, allowed);
+        let none = Err(vk::Result::ERROR_FEATURE_NOT_PRESENT);
+        let memory = places
+            .into_iter()
+            .fold(none, |memory, place| memory.or_else(|_| allocate(place)));
+        self.memory = memory.map_err(failed)?;
         // SAFETY: both are new, and the memory is as large as the buffer needs.
         unsafe { raw.bind_buffer_memory(self.handle, self.memory, 0) }.map_err(failed)?;
         match purpose {
@@ -167,8 +175,14 @@ fn refused(device: &RawDevice, bytes: u64, result: vk::Result) -> VulkanError {
     }
 }
 
-/// The first type of memory among `allowed` that has what `purpose` asks for, else the first that will do.
-fn memory_type(found: &Found, purpose: Use, allowed: u32) -> Option<u32> {
+/// Types of memory, in the order in which they are tried: the first among `allowed` that has what `purpose` asks for, else the first that will do.
+/// Where a GPU shares the machine's memory, drivers may call a part of it not the GPU's own (RADV a third). It is as fast, and comes next.
+fn memory_types(
+    memory: &vk::PhysicalDeviceMemoryProperties,
+    kind: GpuKind,
+    purpose: Use,
+    allowed: u32,
+) -> Vec<u32> {
     use vk::MemoryPropertyFlags as Flags;
     let visible = Flags::HOST_VISIBLE | Flags::HOST_COHERENT;
     let (wanted, needed) = match purpose {
@@ -176,13 +190,81 @@ fn memory_type(found: &Found, purpose: Use, allowed: u32) -> Option<u32> {
         Use::ToDevice => (visible, visible),
         Use::FromDevice => (visible | Flags::HOST_CACHED, visible),
     };
-    let types = found.memory.memory_types_as_slice();
-    let with = |flags: Flags| {
+    let types = memory.memory_types_as_slice();
+    let with = |flags: Flags, without: Flags| {
         let mut places = 0..types.len();
         let fits = |place: &usize| {
-            allowed & (1 << place) != 0 && types[*place].property_flags.contains(flags)
+            let has = types[*place].property_flags;
+            allowed & (1 << place) != 0 && has.contains(flags) && !has.intersects(without)
         };
         places.find(fits).map(|place| place as u32)
     };
-    with(wanted).or_else(|| with(needed))
+    let first = with(wanted, Flags::empty()).or_else(|| with(needed, Flags::empty()));
+    let for_kernels = matches!(purpose, Use::Kernels | Use::Uploads);
+    let next = match for_kernels && kind == GpuKind::Integrated {
+        // The latter takes a feature that is not asked for.
+        true => with(visible, Flags::DEVICE_LOCAL | Flags::DEVICE_COHERENT_AMD),
+        false => None,
+    };
+    first
+        .into_iter()
+        .chain(next.filter(|next| first != Some(*next)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use vk::MemoryPropertyFlags as Flags;
+
+    use super::*;
+
+    const VISIBLE: Flags =
+        Flags::from_raw(Flags::HOST_VISIBLE.as_raw() | Flags::HOST_COHERENT.as_raw());
+
+    fn memory(types: &[(Flags, u32)]) -> vk::PhysicalDeviceMemoryProperties {
+        let mut memory = vk::PhysicalDeviceMemoryProperties::default();
+        for (place, &(property_flags, heap_index)) in types.iter().enumerate() {
+            memory.memory_types[place] = vk::MemoryType {
+                property_flags,
+                heap_index,
+            };
+        }
+        memory.memory_type_count = types.len() as u32;
+        memory
+    }
+
+    /// As RADV has them on a GPU in the processor.
+    #[test]
+    fn what_is_not_called_a_shared_gpus_own_comes_next() {
+        let (local, cached) = (Flags::DEVICE_LOCAL, Flags::HOST_CACHED);
+        let uncached = Flags::DEVICE_COHERENT_AMD | Flags::DEVICE_UNCACHED_AMD;
+        let radv = memory(&[
+            (local, 1),
+            (VISIBLE | uncached, 0),
+            (VISIBLE, 0),
+            (local | VISIBLE, 1),
+            (VISIBLE | cached, 0),
+        ]);
+        let all = (1 << 5) - 1;
+        let tried = |kind, purpose, allowed| memory_types(&radv, kind, purpose, allowed);
+        for purpose in [Use::Kernels, Use::Uploads] {
+            assert_eq!(tried(GpuKind::Integrated, purpose, all), [0, 2]);
+            assert_eq!(tried(GpuKind::Discrete, purpose, all), [0]);
+        }
+        assert_eq!(
+            tried(GpuKind::Integrated, Use::Kernels, all - 0b101),
+            [3, 4]
+        );
+        assert_eq!(tried(GpuKind::Integrated, Use::Kernels, 0b100), [2]);
+        assert_eq!(tried(GpuKind::Integrated, Use::Kernels, 0b11), [0]);
+        assert_eq!(tried(GpuKind::Integrated, Use::Kernels, 0), [0_u32; 0]);
+        assert_eq!(tried(GpuKind::Integrated, Use::ToDevice, all - 0b10), [2]);
+        assert_eq!(tried(GpuKind::Integrated, Use::FromDevice, all), [4]);
+        // As most have it there.
+        let one = memory(&[(local | VISIBLE | cached, 0)]);
+        assert_eq!(
+            memory_types(&one, GpuKind::Integrated, Use::Kernels, 1),
+            [0]
+        );
+    }
 }
