@@ -12,6 +12,7 @@ mod api;
 mod ask_gpu;
 mod backoff;
 mod data_folder;
+mod gpu_clients;
 mod http;
 mod last_words;
 mod lease;

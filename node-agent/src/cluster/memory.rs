@@ -1,4 +1,4 @@
-//! How much memory the machine has for rings, as it changes. What this agent's own members hold counts as available:
+//! How much memory the machine has for rings, as it changes. What this agent's own members hold counts as available, also on a GPU that shares it:
 //! otherwise a running ring would make its machine look smaller, and be planned again because of that. What they hold of a GPU's own memory
 //! is not known, so the GPU is asked only while none of them uses it.
 //!
@@ -19,10 +19,10 @@ use prima_engine::GpuFacts;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::ask_gpu;
 use super::backoff::jittered;
 use super::lost_gpu::GpuFailures;
 use super::publish_profile::memory_text;
+use super::{ask_gpu, gpu_clients};
 use crate::available_memory::{self, MemoryNow};
 use crate::profile::gpu::{self, AskedGpu};
 use crate::profile::gpu_power;
@@ -53,13 +53,20 @@ impl Children {
         }
     }
 
-    /// Memory that only they use, and that is free again when they end. Mapped weights belong to the page cache.
-    fn anonymous_bytes(&self) -> u64 {
-        let pids: Vec<u32> = self.lock().keys().copied().collect();
-        pids.iter()
-            .filter_map(|pid| fs::read_to_string(format!("/proc/{pid}/status")).ok())
-            .filter_map(|status| anonymous_bytes(&status))
-            .sum()
+    /// Memory that only they use, and that is free again when they end. Mapped weights belong to the page cache. By the files below `root` (`/`,
+    /// except in tests).
+    fn held_bytes(&self, root: &Path) -> u64 {
+        let children = self.lock().clone();
+        let held = children.into_iter().map(|(pid, on_gpu)| {
+            let status = fs::read_to_string(root.join(format!("proc/{pid}/status")));
+            let own = status.ok().and_then(|status| anonymous_bytes(&status));
+            let by_drivers = match on_gpu {
+                true => gpu_clients::held_bytes(root, pid),
+                false => 0,
+            };
+            own.unwrap_or(0).saturating_add(by_drivers)
+        });
+        held.fold(0, u64::saturating_add)
     }
 
     pub fn use_gpu(&self) -> bool {
@@ -189,8 +196,10 @@ fn gpu_changed_much(told: &GpuMeasurements, now: i64) -> bool {
 }
 
 fn now(os: Os, children: &Children) -> Result<MemoryNow, available_memory::MemoryError> {
-    let mut now = available_memory::read(Path::new("/"), os)?;
-    now.available = (now.available + children.anonymous_bytes()).min(now.total);
+    let root = Path::new("/");
+    let mut now = available_memory::read(root, os)?;
+    let held = children.held_bytes(root);
+    now.available = now.available.saturating_add(held).min(now.total);
     Ok(now)
 }
 
@@ -273,9 +282,27 @@ mod tests {
         let children = Children::default();
         let own = children.add(std::process::id(), false);
         let held = vec![1_u8; 32 << 20];
-        assert!(children.anonymous_bytes() >= 32 << 20);
+        let root = Path::new("/");
+        assert!(children.held_bytes(root) >= 32 << 20);
         drop((held, own));
-        assert_eq!(children.anonymous_bytes(), 0);
+        assert_eq!(children.held_bytes(root), 0);
+    }
+
+    #[test]
+    fn members_hold_what_lies_there_for_their_gpus_too() {
+        let root = tempfile::tempdir().unwrap();
+        for pid in [7, 8] {
+            let folder = root.path().join(format!("proc/{pid}"));
+            fs::create_dir_all(folder.join("fdinfo")).unwrap();
+            fs::write(folder.join("status"), "RssAnon:\t    2048 kB\n").unwrap();
+            let told = "drm-client-id:\t1\ndrm-resident-gtt:\t5 MiB\n";
+            fs::write(folder.join("fdinfo/9"), told).unwrap();
+        }
+        let children = Children::default();
+        let _on_gpu = children.add(7, true);
+        assert_eq!(children.held_bytes(root.path()), 7 << 20);
+        let _without = children.add(8, false);
+        assert_eq!(children.held_bytes(root.path()), 9 << 20);
     }
 
     #[test]
