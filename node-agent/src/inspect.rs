@@ -405,8 +405,10 @@ fn scaled(number: u64, step: f64, units: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use prima_engine::Model;
     use prima_gguf::GgmlType;
     use prima_gguf::writer::GgufWriter;
+    use prima_test_models::MadeUpModel;
 
     use super::*;
 
@@ -533,6 +535,18 @@ mod tests {
                 .contains("at offset 0 expected the magic"),
             "{source}"
         );
+    }
+
+    #[test]
+    fn a_profile_has_the_heads_of_latent_attention_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let heads = |family: &'static str| {
+            let path = folder.path().join(family);
+            MadeUpModel::of(family).write_for_ring(&path);
+            let model = Model::open(&path).unwrap();
+            model_profile(family, model.gguf()).unwrap().latent_heads
+        };
+        assert_eq!((heads("deepseek2"), heads("qwen3")), (4, 0));
     }
 
     #[test]

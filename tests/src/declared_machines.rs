@@ -256,6 +256,7 @@ pub fn made_up() -> LocalModel {
             trained_context_length: 8192,
             kv_bytes_per_position_and_layer: 4096,
             quantized_kv_bytes_per_position_and_layer: 2176,
+            latent_heads: 0,
             windowed_layers: 0,
             attention_window: 0,
             full_attention_layers: Vec::new(),

@@ -56,6 +56,9 @@ pub struct ModelProfileSpec {
     /// is counted as in F16.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub quantized_kv_bytes_per_position_and_layer: i64,
+    /// Heads of a layer that attend to latents. 0, or absent as in documents of earlier versions: there are none, or it is not known.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub latent_heads: i32,
     /// Number of layers with a sliding window. These see the last `attentionWindow` positions only.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub windowed_layers: i32,
@@ -275,6 +278,7 @@ impl ModelProfile {
             trained_context_length,
             kv_bytes_per_position_and_layer,
             quantized_kv_bytes_per_position_and_layer,
+            latent_heads,
             windowed_layers,
             attention_window,
             full_attention_layers,
@@ -311,6 +315,7 @@ impl ModelProfile {
                     quantized,
                     0..=kv_bytes,
                 ),
+                ("latentHeads", (*latent_heads).into(), 0..=4096),
                 ("windowedLayers", (*windowed_layers).into(), 0..=all_layers),
                 ("attentionWindow", (*attention_window).into(), windows),
                 ("largestPartBytes", *largest_part_bytes, 0..=MAX_BYTES),
@@ -396,6 +401,7 @@ mod tests {
                 trained_context_length: 2048,
                 kv_bytes_per_position_and_layer: 256,
                 quantized_kv_bytes_per_position_and_layer: 136,
+                latent_heads: 0,
                 windowed_layers: 5,
                 attention_window: 512,
                 full_attention_layers: vec![1],

@@ -349,6 +349,9 @@ pub const KV_BLOCK_POSITIONS: usize = 64;
 /// Rows that go through the output head on a GPU at once by Vulkan, and whose logits it holds.
 pub const GPU_HEAD_ROWS: usize = 32;
 
+/// Heads that attend to latents together on a GPU by Vulkan: what a position leaves behind is read once for so many.
+pub const GPU_LATENT_QUERIES: usize = 4;
+
 /// Bytes of a machine's memory through which weights go to a GPU that gets them for single passes.
 pub const UPLOAD_BYTES: u64 = 24 << 20;
 

@@ -31,7 +31,9 @@ use backend::{Backend, GpuChoice};
 pub(crate) use backend::{DeviceHead, HeadWeights};
 pub use backend::{DeviceMatrix, DeviceRows};
 pub use facts::{GpuApi, GpuFacts};
-pub use prima_vulkan::{PATIENCE as GPU_PATIENCE, Timeline, UPLOAD_BYTES};
+pub use prima_vulkan::{
+    LATENT_QUERIES as GPU_LATENT_QUERIES, PATIENCE as GPU_PATIENCE, Timeline, UPLOAD_BYTES,
+};
 pub use vulkan::GPU_HEAD_ROWS;
 
 /// A GPU of this machine. Clones share it.

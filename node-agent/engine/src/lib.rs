@@ -53,8 +53,8 @@ pub use device::{KvPositions, LayerDevices};
 pub use embedding::Embedding;
 pub use error::EngineError;
 pub use gpu::{
-    DeviceMatrix, DeviceRows, GPU_HEAD_ROWS, GPU_PATIENCE, Gpu, GpuApi, GpuFacts, OpenedGpu,
-    Timeline, UPLOAD_BYTES, UsableGpu,
+    DeviceMatrix, DeviceRows, GPU_HEAD_ROWS, GPU_LATENT_QUERIES, GPU_PATIENCE, Gpu, GpuApi,
+    GpuFacts, OpenedGpu, Timeline, UPLOAD_BYTES, UsableGpu,
 };
 pub use kv_cache::KvCache;
 pub use kv_memory::KvMemory;

@@ -311,6 +311,7 @@ mod tests {
             trained_context_length: 131_072,
             kv_bytes_per_position_and_layer: 4096,
             quantized_kv_bytes_per_position_and_layer: 2176,
+            latent_heads: 0,
             windowed_layers: 40,
             attention_window: 1024,
             full_attention_layers: (1..=8).map(|n| 6 * n - 1).collect(),

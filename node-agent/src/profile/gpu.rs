@@ -12,8 +12,8 @@ use prima_crds::v1alpha1::node_profile::{GpuBackend, GpuMeasurements, GpuProfile
 use prima_crds::v1alpha1::ring_plan;
 use prima_engine::kernels::{MatrixError, ThreadPool};
 use prima_engine::{
-    BatchEntry, Compute, EngineError, GPU_HEAD_ROWS, Gpu, GpuApi, GpuFacts, KvCache, KvFormat,
-    LayerDevices, LayerWindow, Model, OpenedGpu, Residency, UPLOAD_BYTES,
+    BatchEntry, Compute, EngineError, GPU_HEAD_ROWS, GPU_LATENT_QUERIES, Gpu, GpuApi, GpuFacts,
+    KvCache, KvFormat, LayerDevices, LayerWindow, Model, OpenedGpu, Residency, UPLOAD_BYTES,
 };
 use prima_gguf::GgmlType;
 use prima_gguf::writer::{GgufWriter, WriterError};
@@ -23,6 +23,7 @@ use super::samples::RunTimes;
 
 /// The planner counts what the engine takes.
 const _: () = assert!(GPU_HEAD_ROWS == ring_plan::GPU_HEAD_ROWS);
+const _: () = assert!(GPU_LATENT_QUERIES == ring_plan::GPU_LATENT_QUERIES);
 const _: () = assert!(UPLOAD_BYTES == ring_plan::UPLOAD_BYTES);
 
 #[derive(Debug, thiserror::Error)]

@@ -119,8 +119,8 @@ pub(crate) fn few_rows(format: GgmlType) -> usize {
 /// Rows of queries that a group of threads has at most (`shaders/attention.wgsl`), and where they are few.
 pub(crate) const QUERIES: usize = 8;
 pub(crate) const FEW_QUERIES: usize = 4;
-/// The same where keys are latents.
-pub(crate) const LATENT_QUERIES: usize = 4;
+/// Rows of queries that a group of threads has at most where keys are latents: heads that read a position's latent together.
+pub const LATENT_QUERIES: usize = 4;
 
 /// Whether weights of this format are about the same in F16.
 fn fits_f16(format: GgmlType) -> bool {

@@ -24,7 +24,7 @@ pub use buffer::{Buffer, Slice};
 pub use device::{Device, PATIENCE};
 pub use error::VulkanError;
 pub use gpus::{Abilities, Facts, GpuKind, Gpus};
-pub use kernels::{FEW_ROWS, has_kernels};
+pub use kernels::{FEW_ROWS, LATENT_QUERIES, has_kernels};
 pub use operations::{
     ActivationFunction, Attention, ExpertProduct, ExpertRows, ExpertTiles, Gating, HeadNorms,
     HeadProduct, HeadTiles, Heads, Input, KV_POSITIONS, KvShape, LatentHeads, Matrix, Mixture,

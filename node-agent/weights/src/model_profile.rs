@@ -46,6 +46,9 @@ pub fn model_profile(name: &str, gguf: &Gguf) -> Result<ModelProfileSpec, Refuse
         let bytes = layers.map(|layer| layer.attention.kv_bytes(format));
         bytes.max().unwrap_or(0) as i64
     };
+    let attentions = model.layers.iter().map(|layer| &layer.attention);
+    let latent_heads = attentions.filter(|one| one.values_in_keys().is_some());
+    let latent_heads = latent_heads.map(|attention| attention.heads);
     let layers = model.layers.iter();
     let windows: Vec<Option<usize>> = layers.map(|layer| layer.attention.window).collect();
     Ok(ModelProfileSpec {
@@ -59,6 +62,7 @@ pub fn model_profile(name: &str, gguf: &Gguf) -> Result<ModelProfileSpec, Refuse
         trained_context_length: model.context_length as i32,
         kv_bytes_per_position_and_layer: kv_bytes(KvFormat::F16),
         quantized_kv_bytes_per_position_and_layer: kv_bytes(KvFormat::Q8_0),
+        latent_heads: latent_heads.max().unwrap_or(0) as i32,
         windowed_layers: windows.iter().flatten().count() as i32,
         attention_window: model.attention_window().unwrap_or(0) as i32,
         full_attention_layers: full_attention_layers(&windows),

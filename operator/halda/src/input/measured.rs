@@ -7,7 +7,7 @@ use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfile, ModelProf
 use prima_crds::v1alpha1::node_profile::{
     GpuBackend, GpuMeasurements, NodeProfile, NodeProfileSpec, NodeProfileStatus, Os, Throughput,
 };
-use prima_crds::v1alpha1::ring_plan::KvDtype;
+use prima_crds::v1alpha1::ring_plan::{GPU_LATENT_QUERIES, KvDtype};
 
 use super::gpus::{DeviceGpus, OfProcessor};
 use super::{
@@ -40,6 +40,7 @@ pub(super) fn device(
         layer_overhead_nanoseconds: cpu.layer_overhead_nanoseconds,
         kv_append_bytes_per_second: memory.kv_append_bytes_per_second,
         read_bytes_per_second: memory.read_bytes_per_second,
+        latent_queries: None,
     };
     let cpu_layer = processor(options.kv_dtype).layer_cost(&name, spec, options)?;
     let (output, _) = seconds(&name, &cpu.throughput, &spec.output_weights)?;
@@ -114,6 +115,8 @@ pub(super) struct Part<'a> {
     layer_overhead_nanoseconds: i64,
     kv_append_bytes_per_second: i64,
     read_bytes_per_second: i64,
+    /// Heads for which what a position leaves behind is read once, where they attend to latents. `None`: for all.
+    latent_queries: Option<usize>,
 }
 
 impl<'a> Part<'a> {
@@ -124,6 +127,7 @@ impl<'a> Part<'a> {
             layer_overhead_nanoseconds: measured.layer_overhead_nanoseconds,
             kv_append_bytes_per_second: measured.kv_append_bytes_per_second,
             read_bytes_per_second: measured.read_bytes_per_second,
+            latent_queries: Some(GPU_LATENT_QUERIES),
         }
     }
 
@@ -137,13 +141,19 @@ impl<'a> Part<'a> {
         let (decode, prefill) = seconds(name, self.throughput, &model.used_weights())?;
         let kv_position = model.kv_bytes(self.kv_dtype) as f64;
         let kv_append = kv_position / self.kv_append_bytes_per_second as f64;
+        // All heads read the same latents, but on a GPU only a few of them at a time. Its caches may have them sooner than its memory; then computing
+        // takes about as long, some two thousand operations for each head and position.
+        let reads = self.latent_queries.map_or(1, |queries| {
+            (model.latent_heads as usize).div_ceil(queries).max(1)
+        });
         // Half of the answer is there when its middle token is computed.
         let middle = options.prompt_tokens as f64 + options.answer_tokens as f64 / 2.0;
         Ok(LayerCost {
             decode_seconds: decode / layers
                 + self.layer_overhead_nanoseconds as f64 / 1e9
                 + kv_append
-                + kv_position * model.seen_positions(middle) / self.read_bytes_per_second as f64,
+                + reads as f64 * kv_position * model.seen_positions(middle)
+                    / self.read_bytes_per_second as f64,
             prefill_seconds: prefill / layers + kv_append,
         })
     }

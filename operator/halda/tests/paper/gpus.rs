@@ -614,3 +614,23 @@ fn what_is_not_lent_to_a_gpu_is_the_processors() {
         assert_eq!(part.read_bytes_per_token, 0);
     }
 }
+
+/// Of 4096 bytes each, 128 positions are there: the prompt's 64, and half of the answer's 128. The RTX 2080 Ti of d3 reads 616 GB/s.
+#[test]
+fn every_four_heads_read_latents_on_a_gpu() {
+    let (mut model, cluster) = (model("llama-3-8b"), nodes(&["d3"]));
+    let seconds = |model: &ModelProfile| {
+        let input = PlanningInput::new(model, &cluster, &options()).unwrap();
+        let device = &input.devices[0];
+        let gpu = device.gpu.as_ref().unwrap();
+        (device.cpu.decode_seconds, gpu.layer.decode_seconds)
+    };
+    let (on_cpu, once) = seconds(&model);
+    for (heads, reads) in [(4, 1.0), (5, 2.0), (128, 32.0)] {
+        model.spec.latent_heads = heads;
+        let (cpu, gpu) = seconds(&model);
+        assert_eq!(cpu, on_cpu);
+        let expected = once + (reads - 1.0) * 128.0 * 4096.0 / 616e9;
+        assert!((gpu / expected - 1.0).abs() < 1e-9, "{gpu} {expected}");
+    }
+}
