@@ -154,6 +154,8 @@ fn copies(machine: &NodeProfile, count: usize) -> Result<Vec<NodeProfile>, Plann
         let gpus = status.gpus.iter_mut();
         for gpu in gpus.filter_map(|gpu| gpu.measured.as_mut()) {
             gpu.available_bytes /= count as i64;
+            // What a driver lends a GPU that shares memory is lent once.
+            gpu.total_bytes /= count as i64;
             part(&mut gpu.to_gpu_bytes_per_second);
             for one in &mut gpu.throughput {
                 part(&mut one.prefill_flop_per_second);
