@@ -266,10 +266,7 @@ impl Parts {
         established: &Established,
     ) {
         let (metrics, there) = (metrics.clone(), established.clone());
-        self.keep("its HTTP server", async move {
-            // The result is of no use: it does not end by itself.
-            let _ = http::serve(listener, metrics, there).await;
-        });
+        self.keep("its HTTP server", http::serve(listener, metrics, there));
     }
 
     /// Starts what tells the operator, before anything is measured.

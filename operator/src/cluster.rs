@@ -128,7 +128,7 @@ pub enum OperatorError {
     #[error("lost the leader's Lease: another instance may lead now")]
     LostLease,
     #[error("the HTTP server of probes and metrics ended")]
-    Probes(#[source] io::Error),
+    Probes,
 }
 
 const HTTP_PORT: u16 = 8080;
@@ -159,7 +159,7 @@ pub async fn run(args: OperatorArgs) -> Result<(), OperatorError> {
 
     let result = tokio::select! {
         result = lead(&args, client, &probes, metrics, &mut stop) => result,
-        result = probes.serve(listener) => result.map_err(OperatorError::Probes),
+        () = probes.serve(listener) => Err(OperatorError::Probes),
     };
     telemetry.flush();
     result

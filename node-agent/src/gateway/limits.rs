@@ -31,7 +31,19 @@ pub const OWN_BYTES: usize = 64 << 10;
 /// Text has some four for a token, and JSON's escapes make it longer.
 const BYTES_OF_TOKEN: usize = 8;
 
+/// Bytes that are read ahead of a connection, and so of a request's head.
+const READ_AHEAD: usize = 64 << 10;
+
 impl Limits {
+    pub(super) fn of_connections(&self) -> prima_connections::Limits {
+        prima_connections::Limits {
+            connections: self.connections,
+            head: self.head,
+            reading: self.reading,
+            read_ahead: READ_AHEAD,
+        }
+    }
+
     /// For chats of so many tokens, with their answers.
     pub fn of_context(tokens: usize) -> Self {
         Self {

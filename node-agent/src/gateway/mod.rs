@@ -12,7 +12,6 @@ mod chat;
 mod chat_completions;
 mod chunks;
 mod completions;
-mod connections;
 mod conversation;
 mod embeddings;
 mod fill_in;
@@ -21,7 +20,6 @@ mod in_flight;
 mod infill;
 mod intake;
 mod key_account;
-mod lasting_body;
 mod limits;
 mod logprobs;
 mod made_once;
@@ -186,7 +184,8 @@ pub async fn serve(
         generator,
         text,
     }));
-    connections::serve(listener, router(gateway), &limits, shutdown).await;
+    let limits = limits.of_connections();
+    prima_connections::serve(listener, router(gateway), &limits, shutdown).await;
     Ok(())
 }
 

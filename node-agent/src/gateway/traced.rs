@@ -5,8 +5,8 @@ use axum::extract::{MatchedPath, Request};
 use axum::http::Method;
 use axum::middleware::Next;
 use axum::response::Response;
+use prima_connections::LastingBody;
 
-use super::lasting_body::LastingBody;
 use super::request_id;
 use crate::trace::Span;
 

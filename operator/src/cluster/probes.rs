@@ -1,6 +1,5 @@
 //! /healthz (the event loop turns), /readyz (leads and hears from the API server, or waits to lead) and /metrics.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,6 +9,7 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use prima_connections::serve_probes;
 use prima_crds::OPEN_METRICS;
 use tokio::net::TcpListener;
 
@@ -41,13 +41,13 @@ impl Probes {
     }
 
     /// Serves for ever.
-    pub async fn serve(self: &Arc<Self>, listener: TcpListener) -> io::Result<()> {
+    pub async fn serve(self: &Arc<Self>, listener: TcpListener) {
         let app = Router::new()
             .route("/healthz", get(|| async { "ok" }))
             .route("/readyz", get(ready))
             .route("/metrics", get(metrics))
             .with_state(self.clone());
-        axum::serve(listener, app).await
+        serve_probes(listener, app).await;
     }
 }
 
@@ -67,5 +67,44 @@ async fn metrics(State(probes): State<Arc<Probes>>) -> Response {
     match probes.metrics.text() {
         Ok(text) => ([(CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use prima_connections::Limits;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpStream;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn half_a_head_on_each_connection_keeps_no_probe_out() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let probes = Arc::new(Probes::new(Arc::new(Metrics::new())));
+        tokio::spawn(async move { probes.serve(listener).await });
+        let mut strangers = Vec::new();
+        for _ in 0..Limits::PROBES.connections {
+            let mut stranger = TcpStream::connect(address).await.unwrap();
+            stranger.write_all(b"GET /metrics HT").await.unwrap();
+            strangers.push(stranger);
+        }
+        let mut probe = TcpStream::connect(address).await.unwrap();
+        let request = "GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+        probe.write_all(request.as_bytes()).await.unwrap();
+        // It had the place of who came first.
+        for (stream, expected) in [(&mut probe, "ok"), (&mut strangers[0], "")] {
+            let mut answer = Vec::new();
+            let reading = stream.read_to_end(&mut answer);
+            let ended = timeout(Duration::from_secs(60), reading).await;
+            // One that is cut off may end with a reset.
+            let _ = ended.expect("an end");
+            let answer = String::from_utf8(answer).unwrap();
+            assert_eq!(answer.lines().last().unwrap_or(""), expected);
+        }
     }
 }

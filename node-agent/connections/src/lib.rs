@@ -5,9 +5,13 @@
 //!
 //! HTTP/1.1 only: in HTTP/2 one connection is many requests, and none of these limits would mean what it says.
 
+#![forbid(unsafe_code)]
+
+mod lasting_body;
+
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::future::Future;
+use std::future::{Future, pending};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
@@ -29,11 +33,35 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore, watch};
 
-use super::lasting_body::LastingBody;
-use super::limits::Limits;
+pub use self::lasting_body::LastingBody;
 
-/// Bytes that are read ahead of a connection, and so of a request's head.
-const READ_AHEAD: usize = 64 << 10;
+/// How many connections there are, and what each may take.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// At a time. Where there are more, the one whose client has kept the server waiting longest is closed.
+    pub connections: usize,
+    /// Time to send a request's head. A connection may be idle for as long between requests.
+    pub head: Duration,
+    /// Time in which a client must take in what was sent to it (Linux only).
+    pub reading: Duration,
+    /// Bytes that are read ahead of a connection, and so of a request's head; 8 KiB at least.
+    pub read_ahead: usize,
+}
+
+impl Limits {
+    /// Of those who ask how a program is: kubelets, and Prometheus. Each asks for a moment, and strangers that reach the port take a megabyte at most.
+    pub const PROBES: Self = Self {
+        connections: 64,
+        head: Duration::from_secs(10),
+        reading: Duration::from_secs(30),
+        read_ahead: 16 << 10,
+    };
+}
+
+/// Has `router` answer probes for as long as the process runs.
+pub async fn serve_probes(listener: TcpListener, router: Router) {
+    serve(listener, router, &Limits::PROBES, pending()).await;
+}
 
 /// Has `router` answer until `shutdown` completes, and then until the requests of that time are answered.
 pub async fn serve(
@@ -84,7 +112,7 @@ fn set_up(stream: &TcpStream, limits: &Limits) {
 }
 
 /// Has the system end the connection when the client takes in nothing for so long: it is gone, or has stopped reading. And tokens that are lost on their
-/// way are sent again soon, and again as soon, as between members ([`crate::ring`]).
+/// way are sent again soon, and again as soon, as between members.
 #[cfg(target_os = "linux")]
 fn set_timeouts(stream: &TcpStream, reading: Duration) -> io::Result<()> {
     let socket = socket2::SockRef::from(stream);
@@ -126,13 +154,15 @@ fn connection(
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head)
-        .max_buf_size(READ_AHEAD)
+        .max_buf_size(limits.read_ahead)
         .serve_connection(TokioIo::new(stream), answer);
     async move {
         let mut connection = pin!(connection);
         let mut ending = false;
         loop {
             tokio::select! {
+                // What has come is answered before its connection is closed for another.
+                biased;
                 result = connection.as_mut() => {
                     if let Err(error) = result {
                         tracing::debug!(%error, "a connection broke off");
@@ -257,5 +287,97 @@ struct Answered(Arc<Client>);
 impl Drop for Answered {
     fn drop(&mut self) {
         self.0.has_to_send();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::net::SocketAddr;
+
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::time::timeout;
+
+    use super::*;
+
+    const PROBE: &str = "GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+    /// Of a request's head.
+    const HALF: &str = "GET /healthz HTTP/1.1\r\nhost: ";
+
+    async fn serving(limits: Limits) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = Router::new().route("/healthz", get(|| async { "ok" }));
+        tokio::spawn(async move { serve(listener, router, &limits, pending()).await });
+        address
+    }
+
+    /// Without a pause in which the server could run: when it sees the connection, what was sent is there, however slow the test is.
+    fn connect(server: SocketAddr, sent: &str) -> TcpStream {
+        let mut stream = std::net::TcpStream::connect(server).unwrap();
+        stream.write_all(sent.as_bytes()).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        TcpStream::from_std(stream).unwrap()
+    }
+
+    /// What still comes until the server ends the connection.
+    async fn rest(mut stream: TcpStream) -> String {
+        let mut rest = Vec::new();
+        let reading = timeout(Duration::from_secs(60), stream.read_to_end(&mut rest));
+        // A server that does not read what it was sent ends with a reset.
+        let _ = reading.await.expect("an end");
+        String::from_utf8(rest).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_head_that_never_ends_is_not_waited_for() {
+        let limits = Limits {
+            head: Duration::from_millis(100),
+            ..Limits::PROBES
+        };
+        let server = serving(limits).await;
+        for sent in ["", HALF] {
+            assert_eq!(rest(connect(server, sent)).await, "");
+        }
+        // So is the next request of a connection that is idle.
+        let idle = connect(server, "GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n");
+        assert!(rest(idle).await.ends_with("ok"));
+    }
+
+    #[tokio::test]
+    async fn a_head_has_so_many_bytes_at_most() {
+        let server = serving(Limits::PROBES).await;
+        let (begin, end) = PROBE.split_at(PROBE.len() - 2);
+        let long = |bytes| [begin, "x: ", &"x".repeat(bytes), "\r\n", end].concat();
+        let answer = rest(connect(server, &long(12 << 10))).await;
+        assert!(answer.ends_with("ok"), "{answer}");
+
+        let mut stream = TcpStream::connect(server).await.unwrap();
+        // Cut off in the midst of it.
+        let _ = stream.write_all(long(400 << 10).as_bytes()).await;
+        let answer = rest(stream).await;
+        assert!(
+            answer.is_empty() || answer.starts_with("HTTP/1.1 431 "),
+            "{answer}"
+        );
+    }
+
+    #[tokio::test]
+    async fn strangers_that_hold_all_places_keep_no_probe_out() {
+        let server = serving(Limits::PROBES).await;
+        let places = 0..Limits::PROBES.connections;
+        let mut strangers: Vec<_> = places.map(|_| connect(server, HALF)).collect();
+        for _ in 0..3 {
+            let answer = rest(connect(server, PROBE)).await;
+            assert!(answer.ends_with("ok"), "{answer}");
+        }
+        // Who came first had to go, and who came last is still there.
+        assert_eq!(rest(strangers.remove(0)).await, "");
+        let mut last = strangers.pop().unwrap();
+        let other_half = "a\r\nconnection: close\r\n\r\n";
+        last.write_all(other_half.as_bytes()).await.unwrap();
+        let answer = rest(last).await;
+        assert!(answer.ends_with("ok"), "{answer}");
     }
 }
