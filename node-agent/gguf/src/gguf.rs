@@ -9,7 +9,7 @@ use crate::error::{GgufError, shown};
 use crate::metadata::{Array, Metadata, Value};
 use crate::name_index::NameIndex;
 use crate::part::FilePart;
-use crate::reader::{MAX_STRING_LEN, Reader};
+use crate::reader::Reader;
 use crate::strings::Strings;
 use crate::tensor::{self, GgmlType, MAX_DIMENSIONS, TensorInfo};
 use crate::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC};
@@ -147,7 +147,7 @@ fn read_metadata(reader: &mut Reader<'_>, pair_count: usize) -> Result<(Metadata
     for position in 0..pair_count {
         let offset = reader.position();
         let what = format_args!("the key of metadata pair {position}");
-        let key = reader.string(MAX_KEY_LEN, &what)?;
+        let key = reader.string_up_to(MAX_KEY_LEN, &what)?;
         if key.is_empty() {
             return Err(reader.invalid(offset, &what, "a key of at least 1 byte", "an empty key"));
         }
@@ -189,7 +189,7 @@ fn read_value(reader: &mut Reader<'_>, key: &str) -> Result<Value, GgufError> {
             let [byte] = reader.array(what)?;
             Value::Bool(to_bool(reader, offset, byte, what)?)
         }
-        8 => Value::String(reader.string(MAX_STRING_LEN, what)?.to_owned()),
+        8 => Value::String(reader.string(what)?.to_owned()),
         9 => Value::Array(read_array(reader, key)?),
         10 => Value::U64(u64::from_le_bytes(reader.array(what)?)),
         11 => Value::I64(i64::from_le_bytes(reader.array(what)?)),
@@ -233,7 +233,7 @@ fn read_array(reader: &mut Reader<'_>, key: &str) -> Result<Array, GgufError> {
     if element_type == 8 {
         let mut strings = Strings::with_capacity(len);
         for _ in 0..len {
-            strings.push(reader.string(MAX_STRING_LEN, what)?);
+            strings.push(reader.string(what)?);
         }
         return Ok(Array::String(strings));
     }
@@ -290,7 +290,7 @@ fn read_tensor(
     alignment: u64,
 ) -> Result<TensorInfo, GgufError> {
     let name_offset = reader.position();
-    let name = reader.string(
+    let name = reader.string_up_to(
         MAX_TENSOR_NAME_LEN,
         &format_args!("the name of tensor {position}"),
     )?;

@@ -35,11 +35,11 @@ pub use tensor::{GgmlType, TensorInfo};
 /// The first four bytes of every GGUF file.
 const MAGIC: [u8; 4] = *b"GGUF";
 
-/// The most bytes that header, metadata and tensor index may take together: 1 GiB.
+/// The most bytes that header, metadata and tensor index may take together, of all files of a model: 32 MiB.
 ///
-/// The largest header seen in a published model is below 32 MiB (a vocabulary of 262,144 tokens with merges); whoever fetches a
-/// header piece by piece needs an end to it.
-pub const MAX_HEADER_LEN: u64 = 1 << 30;
+/// Twice the largest of a published model (a vocabulary of 262,144 tokens with merges). A parsed header takes several times its bytes, and
+/// people name files of any kind to programs that many others use, too.
+pub const MAX_HEADER_LEN: u64 = 32 << 20;
 
 /// Alignment of tensor data where `general.alignment` is absent.
 const DEFAULT_ALIGNMENT: u64 = 32;

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use crate::{Gguf, GgufError, part_names, part_paths};
+use crate::{Gguf, GgufError, MAX_HEADER_LEN, part_names, part_paths};
 
 /// The first piece read: holds the whole header of models with a vocabulary of up to about 50,000 tokens.
 const FIRST_READ: u64 = 2 << 20;
@@ -19,9 +19,20 @@ impl Gguf {
     pub fn open(path: &Path) -> Result<Gguf, GgufError> {
         let first = open_one(path)?;
         let names = part_names(&path.display().to_string(), &first)?;
+        let mut header_len = first.data_offset;
         let mut headers = vec![first];
         for part in part_paths(path).iter().skip(1) {
-            headers.push(open_one(part)?);
+            let header = open_one(part)?;
+            header_len += header.data_offset;
+            if header_len > MAX_HEADER_LEN {
+                return Err(GgufError::HeaderTooLarge {
+                    file: part.display().to_string(),
+                    offset: header.data_offset,
+                    expected: "the headers of the model's files to end".to_owned(),
+                    limit: MAX_HEADER_LEN,
+                });
+            }
+            headers.push(header);
         }
         Gguf::join(&names, headers)
     }
@@ -52,7 +63,7 @@ fn open_one(path: &Path) -> Result<Gguf, GgufError> {
         match Gguf::parse(&name, &header, file_len) {
             // Nothing new was read: the file shrank meanwhile, and asking again would not end.
             Err(GgufError::NeedMoreBytes { needed, .. }) if read > 0 => {
-                wanted = needed.max(2 * header.len() as u64)
+                wanted = needed.max(2 * header.len() as u64).min(MAX_HEADER_LEN);
             }
             other => return other,
         }

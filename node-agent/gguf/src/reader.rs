@@ -9,9 +9,6 @@ use std::fmt::Display;
 use crate::MAX_HEADER_LEN;
 use crate::error::GgufError;
 
-/// The longest string: 256 MiB. Whole tokenizer documents are stored as one string, some tens of megabytes long.
-pub(crate) const MAX_STRING_LEN: u64 = 256 << 20;
-
 /// Reads little-endian fields one after another. `what` arguments name the field in errors, as in "the type of tensor 3".
 pub(crate) struct Reader<'a> {
     file: &'a str,
@@ -104,19 +101,24 @@ impl<'a> Reader<'a> {
         Ok(count as usize)
     }
 
-    /// A string: u64 length in bytes, then UTF-8 of at most `max_len` bytes.
-    pub(crate) fn string(
+    /// A string: u64 length in bytes, then UTF-8. Only the header's end bounds it.
+    pub(crate) fn string(&mut self, what: &dyn Display) -> Result<&'a str, GgufError> {
+        self.string_up_to(u64::MAX, what)
+    }
+
+    /// The same, of at most `most` bytes.
+    pub(crate) fn string_up_to(
         &mut self,
-        max_len: u64,
+        most: u64,
         what: &dyn Display,
     ) -> Result<&'a str, GgufError> {
         let offset = self.position();
         let len = self.u64(&format_args!("the length of {what}"))?;
-        if len > max_len {
+        if len > most {
             return Err(self.invalid(
                 offset,
                 &format_args!("the length of {what}"),
-                format!("at most {max_len} bytes"),
+                format!("at most {most} bytes"),
                 len,
             ));
         }

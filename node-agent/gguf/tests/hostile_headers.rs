@@ -197,9 +197,9 @@ fn cases() -> Vec<Case> {
         case(
             "an endless string",
             pair(8).u64(u64::MAX),
-            37,
-            "at most 268435456 bytes",
-            "18446744073709551615",
+            45,
+            "18446744073709551615 bytes of the value",
+            "after 45 bytes",
         ),
         case(
             "a string past the end",

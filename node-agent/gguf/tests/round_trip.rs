@@ -5,9 +5,9 @@ mod support;
 use std::io::Write;
 
 use prima_gguf::writer::{GgufWriter, WriterError};
-use prima_gguf::{Array, GgmlType, Gguf, GgufError, Value};
+use prima_gguf::{Array, GgmlType, Gguf, GgufError, MAX_HEADER_LEN, Value};
 use proptest::prelude::*;
-use support::{promises, small_file};
+use support::{RawHeader, promises, small_file};
 
 fn any_value() -> impl Strategy<Value = Value> {
     use prop::collection::vec;
@@ -168,6 +168,23 @@ fn a_header_longer_than_the_first_read_is_read_whole() {
     assert!(read.unwrap().iter().eq(&tokens));
     assert_eq!(gguf.metadata.require_u32("last").unwrap(), 7);
     promises::check(&gguf);
+}
+
+/// Of zeros that take no room on the disk.
+#[test]
+fn a_header_larger_than_any_models_is_not_read() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let header = RawHeader::new(0, 1).string("k").u32(9).u32(0);
+    file.as_file()
+        .write_all(&header.u64(MAX_HEADER_LEN).0)
+        .unwrap();
+    file.as_file().set_len(2 * MAX_HEADER_LEN).unwrap();
+    let error = Gguf::open(file.path()).unwrap_err();
+    assert!(
+        matches!(error, GgufError::HeaderTooLarge { .. })
+            && error.to_string().contains("33554432 bytes"),
+        "{error}"
+    );
 }
 
 #[test]

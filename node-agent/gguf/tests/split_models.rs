@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use prima_gguf::writer::{GgufWriter, split};
-use prima_gguf::{GgmlType, Gguf, Value, model_bytes};
+use prima_gguf::{Array, GgmlType, Gguf, GgufError, Value, model_bytes};
 
 /// A file with tensors of different lengths; the bytes of each are its number.
 fn model(tensors: u8) -> Vec<u8> {
@@ -208,6 +208,29 @@ fn more_parts_than_any_model_has_are_refused() {
     let error = Gguf::open(&path).unwrap_err().to_string();
     assert!(
         error.contains("expected at most 1024 parts, found split.count = 65535"),
+        "{error}"
+    );
+}
+
+/// Each is below the limit.
+#[test]
+fn headers_that_are_too_large_together_are_refused() {
+    let parts: Vec<Vec<u8>> = (0..2)
+        .map(|number| {
+            let mut writer = GgufWriter::new();
+            writer
+                .metadata("split.no", Value::U16(number))
+                .metadata("split.count", Value::U16(2))
+                .metadata("much", Array::U8(vec![0; 17 << 20]));
+            writer.write_header(Vec::new()).unwrap().finish().unwrap()
+        })
+        .collect();
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), &parts);
+    let error = Gguf::open(&path).unwrap_err();
+    assert!(
+        matches!(error, GgufError::HeaderTooLarge { .. })
+            && error.to_string().contains("m-00002-of-00002.gguf"),
         "{error}"
     );
 }

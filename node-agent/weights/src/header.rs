@@ -2,7 +2,7 @@
 //!
 //! Refuses: to fetch more than a few bytes of a file that is not GGUF, and headers larger than any model has.
 
-use prima_gguf::{Gguf, GgufError};
+use prima_gguf::{Gguf, GgufError, MAX_HEADER_LEN};
 use tokio::task::{JoinError, spawn_blocking};
 
 use crate::remote::Remote;
@@ -10,8 +10,6 @@ use crate::remote_error::RemoteError;
 
 /// Holds the header of models with a vocabulary of some 25,000 tokens.
 const FIRST_READ: u64 = 1 << 20;
-/// The largest header that is fetched, of all files of a model together: twice the largest of a published model.
-pub const MAX_HEADER_BYTES: u64 = 32 << 20;
 
 /// A header as it was read.
 #[derive(Debug)]
@@ -44,7 +42,7 @@ impl Remote {
     /// # Errors
     /// [`HeaderError`]: a file that is no GGUF file after its first four bytes.
     pub async fn read_header(&self) -> Result<Header, HeaderError> {
-        self.read_header_within(MAX_HEADER_BYTES).await
+        self.read_header_within(MAX_HEADER_LEN).await
     }
 
     /// The same, if the header has at most `limit` bytes.
@@ -74,6 +72,7 @@ impl Remote {
                     return Ok(Header { gguf, bytes });
                 }
                 Err(GgufError::NeedMoreBytes { needed, .. }) => needed,
+                Err(GgufError::HeaderTooLarge { .. }) => return Err(too_large(MAX_HEADER_LEN + 1)),
                 Err(source) => return Err(HeaderError::Gguf { source }),
             };
             if needed > limit || bytes.len() as u64 >= limit {

@@ -34,7 +34,7 @@ pub mod tensors;
 pub use cache::{Cache, CacheEntry, CacheError, Collected, KeptRoom, Room, cache_folder};
 pub use client::{Client, ClientError};
 pub use download::{Download, DownloadError, Progress};
-pub use header::{Header, HeaderError, MAX_HEADER_BYTES};
+pub use header::{Header, HeaderError};
 pub use hub::{Hub, PUBLIC_HUB};
 pub use identity::{Difference, FileIdentity};
 pub use local_file::{LocalFile, LocalFileError, Writer};

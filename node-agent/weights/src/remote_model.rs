@@ -4,11 +4,11 @@ use std::pin::pin;
 
 use futures::stream::{self, StreamExt, TryStreamExt};
 use prima_crds::v1alpha1::ring_plan::{FileVersion, PartVersion};
-use prima_gguf::{Gguf, part_names};
+use prima_gguf::{Gguf, MAX_HEADER_LEN, part_names};
 use sha2::{Digest, Sha256};
 
 use crate::client::Client;
-use crate::header::{Header, HeaderError, MAX_HEADER_BYTES};
+use crate::header::{Header, HeaderError};
 use crate::identity::FileIdentity;
 use crate::remote::Remote;
 use crate::remote_error::RemoteError;
@@ -43,11 +43,11 @@ impl RemoteModel {
     /// # Errors
     /// [`RemoteModelError`].
     pub async fn open(client: &Client, source: &Source) -> Result<RemoteModel, RemoteModelError> {
-        RemoteModel::open_within(client, source, MAX_HEADER_BYTES).await
+        RemoteModel::open_within(client, source, MAX_HEADER_LEN).await
     }
 
     /// The same, if the header has at most `limit` bytes. Models in several files are taken for larger than any limit but
-    /// [`MAX_HEADER_BYTES`].
+    /// [`MAX_HEADER_LEN`].
     ///
     /// # Errors
     /// [`RemoteModelError`].
@@ -62,7 +62,7 @@ impl RemoteModel {
         let count = names.len() as u64;
         let too_large =
             |url, needed| RemoteModelError::Header(HeaderError::TooLarge { url, limit, needed });
-        if count > 1 && limit < MAX_HEADER_BYTES {
+        if count > 1 && limit < MAX_HEADER_LEN {
             return Err(too_large(first.shown(), limit + 1));
         }
         let sources: Vec<Source> = (2..=count)

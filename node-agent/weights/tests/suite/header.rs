@@ -1,7 +1,7 @@
 //! A model's header is read without its weights.
 
-use prima_gguf::{Gguf, GgufError};
-use prima_weights::{Header, HeaderError, MAX_HEADER_BYTES, Remote, RemoteModel, RemoteModelError};
+use prima_gguf::{Gguf, GgufError, MAX_HEADER_LEN};
+use prima_weights::{Header, HeaderError, Remote, RemoteModel, RemoteModelError};
 
 use crate::support::{FILE, Setup, hub_source, model};
 
@@ -131,5 +131,5 @@ async fn a_model_with_a_header_above_the_limit_is_not_opened() {
         panic!("{error}");
     };
     assert!(limit == 2 << 20 && needed > limit);
-    assert!(within("large.gguf", MAX_HEADER_BYTES).await.is_ok());
+    assert!(within("large.gguf", MAX_HEADER_LEN).await.is_ok());
 }

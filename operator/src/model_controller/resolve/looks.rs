@@ -12,10 +12,10 @@ use kube::runtime::reflector::ObjectRef;
 use prima_crds::error_chain;
 use prima_crds::v1alpha1::model::{Model, ResolvedFile};
 use prima_crds::v1alpha1::model_source::ModelSource;
+use prima_gguf::MAX_HEADER_LEN;
 use prima_kubernetes::HubTokens;
 use prima_weights::{
-    Client, HeaderError, MAX_HEADER_BYTES, RemoteModel, RemoteModelError, Retry, Source,
-    model_profile,
+    Client, HeaderError, RemoteModel, RemoteModelError, Retry, Source, model_profile,
 };
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::spawn_blocking;
@@ -103,7 +103,7 @@ impl HeaderReader {
             return found;
         }
         let found = self
-            .read_within(MAX_HEADER_BYTES, &self.large, source, &fetched)
+            .read_within(MAX_HEADER_LEN, &self.large, source, &fetched)
             .await;
         found.unwrap_or_else(|| Err(format!("{}: the header is too large", shown(source))))
     }
@@ -132,7 +132,7 @@ impl HeaderReader {
         let remote = match timeout(DEADLINE, opened).await {
             Ok(Ok(remote)) => remote,
             Ok(Err(RemoteModelError::Header(HeaderError::TooLarge { .. })))
-                if limit < MAX_HEADER_BYTES =>
+                if limit < MAX_HEADER_LEN =>
             {
                 return None;
             }
