@@ -1,11 +1,10 @@
 //! The header of a model file on this machine, and its checksum, by which members of a ring know that they have the same
 //! file.
 
-use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use prima_gguf::{Gguf, GgufError, part_paths};
+use prima_gguf::{Gguf, GgufError, open_regular, part_paths};
 use sha2::{Digest as _, Sha256};
 
 pub struct LocalHeader {
@@ -32,14 +31,12 @@ pub fn read(path: &Path) -> Result<LocalHeader, LocalHeaderError> {
     let gguf = Gguf::open(path)?;
     let mut digest = Sha256::new();
     for (path, part) in part_paths(path).iter().zip(&gguf.parts) {
-        let mut bytes = Vec::new();
-        File::open(path)
-            .and_then(|file| file.take(part.header_len).read_to_end(&mut bytes))
+        open_regular(path)
+            .and_then(|file| io::copy(&mut file.take(part.header_len), &mut digest))
             .map_err(|source| LocalHeaderError::Read {
                 path: path.to_owned(),
                 source,
             })?;
-        digest.update(bytes);
     }
     Ok(LocalHeader {
         sha256: format!("{:x}", digest.finalize()),

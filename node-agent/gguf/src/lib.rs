@@ -27,6 +27,7 @@ pub mod writer;
 pub use error::GgufError;
 pub use gguf::Gguf;
 pub use metadata::{Array, Metadata, Value};
+pub use open::open_regular;
 pub use part::FilePart;
 pub use split::{first_part, model_bytes, part_name, part_names, part_paths};
 pub use strings::Strings;

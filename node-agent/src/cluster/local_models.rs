@@ -386,6 +386,25 @@ mod tests {
         assert!(problem.contains("general.architecture"), "{problem}");
     }
 
+    /// Whoever may write to a shared folder can make one.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_pipe_is_told_with_its_problem_and_not_waited_for() {
+        use rustix::fs::{CWD, Mode, mkfifoat};
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.gguf");
+        mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR).unwrap();
+        let fetched = Cache::open(&folder.path().join("cache")).unwrap();
+        let paths = BTreeSet::from([path.display().to_string()]);
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || tell.send(look(&paths, Seen::new(), false, &fetched)));
+        let seen = told.recv_timeout(Duration::from_secs(60));
+        let seen = seen.expect("it waits for somebody who writes");
+        let told = seen.into_values().next().unwrap().1.unwrap();
+        let problem = told.problem.unwrap();
+        assert!(problem.contains("expected a regular file"), "{problem}");
+    }
+
     #[test]
     fn what_was_fetched_for_a_model_has_no_path() {
         let folder = tempfile::tempdir().unwrap();
