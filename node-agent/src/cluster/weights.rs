@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use std::pin::pin;
 use std::slice::from_ref;
 use std::sync::Arc;
+use std::time::Duration;
 
 use prima_crds::quantity::rounded;
 use prima_crds::v1alpha1::model_source::ModelSource;
@@ -24,16 +25,22 @@ use prima_gguf::FilePart;
 use prima_kubernetes::{HubTokenError, HubTokens};
 use prima_weights::{
     AllowedServer, Cache, CacheError, Client, ClientError, Download, DownloadError, HeaderError,
-    Hub, LocalFile, LocalFileError, Progress, Reach, RemoteError, RemoteModel, RemoteModelError,
-    Retry, SourceError, identities, tensors,
+    HeaderTurns, Hub, LocalFile, LocalFileError, Progress, Reach, RemoteError, RemoteModel,
+    RemoteModelError, Retry, SourceError, identities, tensors,
 };
 use prometheus_client::metrics::counter::Counter;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 
 use self::mismatches::Mismatches;
 use self::own_file::own_file;
 use crate::local_header::{self, LocalHeaderError};
+
+/// For the header of one model, all parts together: the largest come in that time at 1 Mbit/s.
+const HEADER_DEADLINE: Duration = Duration::from_secs(300);
+/// Who has waited so long for another member's header reads its own beside it: the other's volume may hang.
+const LONGEST_TURN: Duration = Duration::from_secs(30);
 
 /// How much of a member's part of the file is on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +69,10 @@ struct Store {
     budget_bytes: Option<u64>,
     client: Client,
     hub_tokens: HubTokens,
+    /// For headers of files on servers.
+    header_turns: HeaderTurns,
+    /// For those of files on this machine: one at a time, as each takes several times its bytes.
+    local_headers: Semaphore,
     mismatches: Mismatches,
     fetched_bytes: Counter,
 }
@@ -268,6 +279,8 @@ impl Weights {
             budget_bytes,
             client: Client::new(Retry::default(), reach)?,
             hub_tokens: HubTokens::new(api_server, hub),
+            header_turns: HeaderTurns::new(HEADER_DEADLINE),
+            local_headers: Semaphore::new(1),
             mismatches: Mismatches::default(),
             fetched_bytes,
         })))
@@ -291,7 +304,10 @@ impl Weights {
             Some(source) => source.local_path(),
         };
         match (local, &model.source) {
-            (Some(path), _) => own_file(model, path, self.cache().clone()).await,
+            (Some(path), _) => {
+                let _turn = self.local_turn().await;
+                own_file(model, path, self.cache().clone()).await
+            }
             (None, Some(source)) => {
                 let version = model.version.as_ref().ok_or(WeightsError::NoVersion)?;
                 let origin = Origin {
@@ -339,29 +355,39 @@ impl Weights {
         let expected = version.header_sha256.clone();
         let there = {
             let (files, layers, expected) = (files.clone(), layers.clone(), expected.clone());
+            let _turn = self.local_turn().await;
             blocking(move || complete(&files, &layers, ends, &expected)).await?
         };
         if let Some(wanted) = there {
             return Ok(held(files, &wanted));
         }
 
-        let fetched = self.0.hub_tokens.source(namespace, source, commit);
-        let fetched = fetched.await?.ok_or(WeightsError::NoSource)?;
-        let remote = RemoteModel::open(&self.0.client, &fetched).await?;
-        let name = remote.files[0].shown();
-        same_header(&name, &expected, remote.version.header_sha256.clone())?;
-        let wanted = tensors::ranges(&remote.gguf, &layers, ends).map_err(WeightsError::Layers)?;
-        let parts: Vec<Vec<Range<u64>>> = remote
-            .gguf
-            .parts
-            .iter()
-            .map(|part| tensors::of_part(part, &wanted))
-            .collect();
+        // The header itself is not kept while its weights are fetched.
+        let wanted_of = move |remote: RemoteModel| -> Result<_, WeightsError> {
+            let RemoteModel {
+                files,
+                gguf,
+                version,
+            } = remote;
+            same_header(&files[0].shown(), &expected, version.header_sha256)?;
+            let wanted = tensors::ranges(&gguf, &layers, ends).map_err(WeightsError::Layers)?;
+            let parts = gguf.parts.iter();
+            let parts = parts.map(|part| tensors::of_part(part, &wanted));
+            let parts: Vec<Vec<Range<u64>>> = parts.collect();
+            Ok((files, wanted, parts))
+        };
+        let (remotes, wanted, parts) = {
+            let turns = &self.0.header_turns;
+            let _turn = turns.of(namespace).await;
+            let fetched = self.0.hub_tokens.source(namespace, source, commit);
+            let fetched = fetched.await?.ok_or(WeightsError::NoSource)?;
+            turns.open(&self.0.client, &fetched, wanted_of).await??
+        };
         let total_bytes = tensors::total_bytes(&wanted);
         let url = source.url.as_ref();
         let allow_full_download = url.is_some_and(|url| url.allow_full_download);
         let (mut downloads, mut missing_bytes, mut to_fetch) = (Vec::new(), 0, Vec::new());
-        for ((remote, file), wanted) in remote.files.iter().zip(&files).zip(&parts) {
+        for ((remote, file), wanted) in remotes.iter().zip(&files).zip(&parts) {
             self.0.mismatches.check(remote, file)?;
             let download =
                 Download::new(remote, file, wanted).allow_full_download(allow_full_download);
@@ -402,11 +428,18 @@ impl Weights {
                     total_bytes,
                 });
             });
-            let (remote, file) = (&remote.files[at], &files[at]);
+            let (remote, file) = (&remotes[at], &files[at]);
             self.0.mismatches.note(remote, file, ended.await)?;
             before += tensors::total_bytes(&parts[at]);
         }
         Ok(held(files, &wanted))
+    }
+
+    /// A turn to read the header of a file on this machine.
+    async fn local_turn(&self) -> Option<SemaphorePermit<'_>> {
+        let turn = timeout(LONGEST_TURN, self.0.local_headers.acquire()).await;
+        // It is never closed.
+        turn.ok()?.ok()
     }
 
     /// Where a model is kept that is fetched; in use until dropped.

@@ -2,6 +2,8 @@
 //!
 //! Refuses: to fetch more than a few bytes of a file that is not GGUF, and headers larger than any model has.
 
+use std::time::Duration;
+
 use prima_gguf::{Gguf, GgufError, MAX_HEADER_LEN};
 use tokio::task::{JoinError, spawn_blocking};
 
@@ -32,6 +34,8 @@ pub enum HeaderError {
         limit: u64,
         needed: u64,
     },
+    #[error("{url}: the header did not come within {} s", within.as_secs())]
+    TooLong { url: String, within: Duration },
     #[error("reading the model's header was cut short")]
     Panicked(#[source] JoinError),
 }

@@ -30,6 +30,7 @@ mod remote_model;
 mod retry;
 mod source;
 pub mod tensors;
+mod turns;
 
 pub use cache::{Cache, CacheEntry, CacheError, Collected, KeptRoom, Room, cache_folder};
 pub use client::{Client, ClientError};
@@ -45,3 +46,4 @@ pub use remote_error::RemoteError;
 pub use remote_model::{RemoteModel, RemoteModelError, identities};
 pub use retry::Retry;
 pub use source::{Location, Source, SourceError, Token};
+pub use turns::HeaderTurns;

@@ -1,7 +1,14 @@
 //! A model's header is read without its weights.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use futures::future::join_all;
 use prima_gguf::{Gguf, GgufError, MAX_HEADER_LEN};
-use prima_weights::{Header, HeaderError, Remote, RemoteModel, RemoteModelError};
+use prima_weights::{Header, HeaderError, HeaderTurns, Remote, RemoteModel, RemoteModelError};
 
 use crate::support::{FILE, Setup, hub_source, model};
 
@@ -132,4 +139,59 @@ async fn a_model_with_a_header_above_the_limit_is_not_opened() {
     };
     assert!(limit == 2 << 20 && needed > limit);
     assert!(within("large.gguf", MAX_HEADER_LEN).await.is_ok());
+}
+
+#[tokio::test]
+async fn large_headers_are_read_one_after_another_and_small_ones_beside_them() {
+    let setup = Setup::new().await;
+    setup.publish("large.gguf", &model(140_000));
+    let large = hub_source(
+        &setup.hub.endpoint(),
+        crate::support::REPO,
+        "main",
+        "large.gguf",
+    );
+    let (turns, client) = (HeaderTurns::new(Duration::from_secs(300)), &setup.client);
+    let taken = Arc::new(AtomicUsize::new(0));
+    let three = (0..3).map(|_| {
+        let taken = taken.clone();
+        turns.open(client, &large, move |remote| {
+            let others = taken.fetch_add(1, Ordering::SeqCst);
+            // Long enough for the next to come, if it could.
+            thread::sleep(Duration::from_millis(200));
+            taken.fetch_sub(1, Ordering::SeqCst);
+            (others, remote.gguf.data_offset > 2 << 20)
+        })
+    });
+    for opened in join_all(three).await {
+        assert_eq!(opened.unwrap(), (0, true));
+    }
+
+    // The large one is in use until a small one has been read.
+    let (tell, told) = mpsc::channel::<()>();
+    let used = turns.open(client, &large, move |_| told.recv().is_err());
+    let small = async {
+        let source = setup.source();
+        let opened = turns.open(client, &source, |_| ()).await;
+        drop(tell);
+        opened
+    };
+    let (used, small) = tokio::join!(used, small);
+    assert!(used.unwrap());
+    small.unwrap();
+}
+
+#[tokio::test]
+async fn a_header_that_takes_too_long_is_given_up() {
+    let setup = Setup::new().await;
+    setup
+        .hub
+        .control(|control| control.bytes_per_second = Some(1000));
+    let turns = HeaderTurns::new(Duration::from_millis(300));
+    let opened = turns.open(&setup.client, &setup.source(), |_| ()).await;
+    let error = opened.unwrap_err();
+    assert!(
+        matches!(error, RemoteModelError::Header(HeaderError::TooLong { .. })),
+        "{error}"
+    );
 }

@@ -3,8 +3,7 @@
 //!
 //! A server that failed is asked again after pauses that grow, also by the next operator: a condition of the Model's says since when.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
@@ -12,14 +11,9 @@ use kube::runtime::reflector::ObjectRef;
 use prima_crds::error_chain;
 use prima_crds::v1alpha1::model::{Model, ResolvedFile};
 use prima_crds::v1alpha1::model_source::ModelSource;
-use prima_gguf::MAX_HEADER_LEN;
 use prima_kubernetes::HubTokens;
-use prima_weights::{
-    Client, HeaderError, RemoteModel, RemoteModelError, Retry, Source, model_profile,
-};
-use tokio::sync::{Semaphore, mpsc, oneshot};
-use tokio::task::spawn_blocking;
-use tokio::time::timeout;
+use prima_weights::{Client, HeaderTurns, RemoteModel, Retry, model_profile};
+use tokio::sync::{mpsc, oneshot};
 
 use super::{OF_DRAFT, RESOLVE_FAILED, RESOLVED, Unknown, shown};
 
@@ -33,12 +27,6 @@ pub const RETRY: Retry = Retry {
 };
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
-/// Headers of at most [`SMALL`] bytes that are read at the same time.
-const AT_ONCE: usize = 8;
-/// Of the Models of one namespace.
-const OF_A_NAMESPACE: usize = 2;
-/// Larger ones are read one after another, as each takes several times its bytes.
-const SMALL: u64 = 2 << 20;
 /// For one model, all parts together: the largest headers come in that time at 5 Mbit/s.
 const DEADLINE: Duration = Duration::from_secs(60);
 /// The longest pause that a new operator takes over from the one before.
@@ -48,9 +36,7 @@ const LONGEST_FIRST_PAUSE: Duration = Duration::from_secs(30);
 pub struct HeaderReader {
     tokens: HubTokens,
     client: Client,
-    small: Semaphore,
-    large: Semaphore,
-    of_namespaces: Mutex<HashMap<String, Arc<Semaphore>>>,
+    turns: HeaderTurns,
     read: mpsc::UnboundedSender<ObjectRef<Model>>,
 }
 
@@ -64,9 +50,7 @@ impl HeaderReader {
         let reader = Self {
             tokens,
             client,
-            small: Semaphore::new(AT_ONCE),
-            large: Semaphore::new(1),
-            of_namespaces: Mutex::default(),
+            turns: HeaderTurns::new(DEADLINE),
             read,
         };
         (Arc::new(reader), models)
@@ -92,70 +76,23 @@ impl HeaderReader {
 
     /// Version and header of a file on a server. Errors are one line, for people.
     async fn read(&self, namespace: &str, source: &ModelSource) -> Found {
-        let turns = self.turns_of(namespace);
-        // This semaphore and the others are never closed.
-        let _turn = turns.acquire().await;
+        let _turn = self.turns.of(namespace).await;
         let fetched = self.tokens.source(namespace, source, None).await;
         let fetched = fetched.map_err(|error| error_chain(&error))?;
         let fetched = fetched.ok_or_else(|| "expected huggingFace or url".to_owned())?;
-        let small = self.read_within(SMALL, &self.small, source, &fetched);
-        if let Some(found) = small.await {
-            return found;
-        }
-        let found = self
-            .read_within(MAX_HEADER_LEN, &self.large, source, &fetched)
-            .await;
-        found.unwrap_or_else(|| Err(format!("{}: the header is too large", shown(source))))
-    }
-
-    /// Forgets those that nobody waits for or has.
-    fn turns_of(&self, namespace: &str) -> Arc<Semaphore> {
-        let turns = self.of_namespaces.lock();
-        let mut turns = turns.unwrap_or_else(PoisonError::into_inner);
-        turns.retain(|_, turns| Arc::strong_count(turns) > 1);
-        let turns = turns.entry(namespace.to_owned());
-        turns
-            .or_insert_with(|| Arc::new(Semaphore::new(OF_A_NAMESPACE)))
-            .clone()
-    }
-
-    /// Waits for its turn, then reads; `None` if the header has more than `limit` bytes, and a larger limit is left.
-    async fn read_within(
-        &self,
-        limit: u64,
-        turns: &Semaphore,
-        source: &ModelSource,
-        fetched: &Source,
-    ) -> Option<Found> {
-        let _turn = turns.acquire().await;
-        let opened = RemoteModel::open_within(&self.client, fetched, limit);
-        let remote = match timeout(DEADLINE, opened).await {
-            Ok(Ok(remote)) => remote,
-            Ok(Err(RemoteModelError::Header(HeaderError::TooLarge { .. })))
-                if limit < MAX_HEADER_LEN =>
-            {
-                return None;
-            }
-            Ok(Err(error)) => return Some(Err(error_chain(&error))),
-            Err(_) => {
-                let (shown, seconds) = (shown(source), DEADLINE.as_secs());
-                return Some(Err(format!(
-                    "{shown}: the header did not come within {seconds} s"
-                )));
-            }
-        };
-        let (name, gguf) = (remote.files[0].shown(), remote.gguf);
+        let source = source.clone();
         // Of a large vocabulary that takes a while, and the operator has one thread.
-        let profiled = spawn_blocking(move || model_profile(&name, &gguf)).await;
-        let profile = match profiled {
-            Ok(profile) => profile.map_err(|error| error_chain(&error)),
-            Err(error) => Err(error_chain(&error)),
+        let profiled = move |remote: RemoteModel| -> Found {
+            let profile = model_profile(&remote.files[0].shown(), &remote.gguf);
+            let profile = profile.map_err(|error| error_chain(&error))?;
+            Ok(ResolvedFile {
+                source,
+                version: remote.version,
+                profile,
+            })
         };
-        Some(profile.map(|profile| ResolvedFile {
-            source: source.clone(),
-            version: remote.version,
-            profile,
-        }))
+        let opened = self.turns.open(&self.client, &fetched, profiled).await;
+        opened.unwrap_or_else(|error| Err(error_chain(&error)))
     }
 }
 
@@ -361,7 +298,7 @@ mod tests {
         let _one = asks("one", 0);
         // None is answered, so none makes room for others.
         let mut connections = Vec::new();
-        for _ in 0..=OF_A_NAMESPACE {
+        for _ in 0..=HeaderTurns::OF_AN_OWNER {
             let (mut connection, _) = silent.accept().await.unwrap();
             let mut request = [0; 9];
             connection.read_exact(&mut request).await.unwrap();
@@ -370,7 +307,6 @@ mod tests {
         }
         asked.sort();
         assert_eq!(asked, ["many", "many", "one-"]);
-        assert_eq!(reader.of_namespaces.lock().unwrap().len(), 2);
     }
 
     #[tokio::test]
