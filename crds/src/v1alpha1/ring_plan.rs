@@ -161,6 +161,11 @@ pub struct PlannedDraft {
     pub memory_bytes: i64,
 }
 
+/// The longest ETag of a file. A server that tells a longer one is refused, since no document could name that version.
+pub const MAX_ETAG_CHARS: usize = 500;
+/// The longest name of a commit.
+pub const MAX_COMMIT_CHARS: usize = 100;
+
 /// What tells one version of a model's file from another. Fields that the file's server did not tell are absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -171,7 +176,7 @@ pub struct FileVersion {
     pub header_sha256: String,
     /// The file's ETag.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 500))]
+    #[schemars(length(max = MAX_ETAG_CHARS))]
     pub etag: Option<String>,
     /// SHA-256 of the whole file, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -179,7 +184,7 @@ pub struct FileVersion {
     pub sha256: Option<String>,
     /// The commit that the source's `revision` meant when it was read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 100))]
+    #[schemars(length(max = MAX_COMMIT_CHARS))]
     pub commit: Option<String>,
     /// If a model in several files is fetched: its files in order. Each has its own `etag` and `sha256`, and the model has none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -196,7 +201,7 @@ pub struct PartVersion {
     pub size_bytes: i64,
     /// The file's ETag.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 500))]
+    #[schemars(length(max = MAX_ETAG_CHARS))]
     pub etag: Option<String>,
     /// SHA-256 of the file, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]

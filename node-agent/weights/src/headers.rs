@@ -1,23 +1,55 @@
 //! What headers of an answer say.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::time::{Duration, SystemTime};
 
-use reqwest::header::{CONTENT_ENCODING, CONTENT_RANGE, ETAG, HeaderMap, LAST_MODIFIED};
+use prima_crds::v1alpha1::ring_plan::{MAX_COMMIT_CHARS, MAX_ETAG_CHARS};
+use reqwest::header::{CONTENT_ENCODING, CONTENT_RANGE, HeaderMap, LAST_MODIFIED};
 
 use crate::remote_error::RemoteError;
 
 /// The server's name for the version that it answers with.
-pub(crate) fn version(headers: &HeaderMap) -> Option<String> {
-    text(headers, ETAG.as_str())
-        .map(|etag| opaque(&etag))
-        .or_else(|| text(headers, LAST_MODIFIED.as_str()))
+pub(crate) fn version(url: &str, headers: &HeaderMap) -> Result<Option<String>, RemoteError> {
+    match etag(url, headers, "ETag")? {
+        Some(etag) => Ok(Some(etag)),
+        None => {
+            let changed = text(headers, LAST_MODIFIED.as_str());
+            short(url, "Last-Modified", changed, MAX_ETAG_CHARS)
+        }
+    }
 }
 
 /// An ETag without quotes. Weak ones count as strong: servers make them weak because of how a body is sent, and here it is sent as it
 /// is.
-pub(crate) fn opaque(etag: &str) -> String {
-    etag.trim_start_matches("W/").trim_matches('"').to_owned()
+pub(crate) fn etag(
+    url: &str,
+    headers: &HeaderMap,
+    name: &'static str,
+) -> Result<Option<String>, RemoteError> {
+    let opaque = |etag: String| etag.trim_start_matches("W/").trim_matches('"').to_owned();
+    short(url, name, text(headers, name).map(opaque), MAX_ETAG_CHARS)
+}
+
+/// The commit of the repository that the file is in.
+pub(crate) fn commit(url: &str, headers: &HeaderMap) -> Result<Option<String>, RemoteError> {
+    let name = "X-Repo-Commit";
+    short(url, name, text(headers, name), MAX_COMMIT_CHARS)
+}
+
+/// What is longer does not fit into the documents that say which version of a file a ring has: they could never be written.
+fn short(
+    url: &str,
+    name: &'static str,
+    found: Option<String>,
+    most: usize,
+) -> Result<Option<String>, RemoteError> {
+    match found {
+        Some(found) if found.len() > most => {
+            Err(header(url, name, format!("at most {most} characters")))
+        }
+        found => Ok(found),
+    }
 }
 
 /// `bytes 0-3/1000`, or `bytes */1000` with no range.
@@ -63,11 +95,15 @@ pub(crate) fn text(headers: &HeaderMap, name: &str) -> Option<String> {
     headers.get(name)?.to_str().ok().map(str::to_owned)
 }
 
-pub(crate) fn header(url: &str, header: &'static str, expected: &'static str) -> RemoteError {
+pub(crate) fn header(
+    url: &str,
+    header: &'static str,
+    expected: impl Into<Cow<'static, str>>,
+) -> RemoteError {
     RemoteError::Header {
         url: url.to_owned(),
         header,
-        expected,
+        expected: expected.into(),
     }
 }
 
@@ -99,6 +135,40 @@ mod tests {
                 "{bad}: {error}"
             );
         }
+    }
+
+    #[test]
+    fn versions_are_no_longer_than_documents_can_hold() {
+        type Read = fn(&str, &HeaderMap) -> Result<Option<String>, RemoteError>;
+        let linked: Read = |url, headers| etag(url, headers, "X-Linked-ETag");
+        let limits: [(&str, Read, usize); 4] = [
+            ("ETag", version, 500),
+            ("Last-Modified", version, 500),
+            ("X-Linked-ETag", linked, 500),
+            ("X-Repo-Commit", commit, 100),
+        ];
+        for (name, read, most) in limits {
+            let said = |text: &str| {
+                let mut headers = HeaderMap::new();
+                let name = name.to_lowercase();
+                let name = reqwest::header::HeaderName::from_bytes(name.as_bytes());
+                headers.insert(name.unwrap(), text.parse().unwrap());
+                read("http://h/f", &headers)
+            };
+            let longest = "a".repeat(most);
+            assert_eq!(said(&longest).unwrap(), Some(longest.clone()));
+            let error = said(&(longest + "a")).unwrap_err().to_string();
+            let expected =
+                format!("header {name} of the answer: expected at most {most} characters");
+            assert!(error.contains(&expected), "{error}");
+        }
+        let mut headers = HeaderMap::new();
+        assert_eq!(version("http://h/f", &headers).unwrap(), None);
+        // What is not part of it does not count.
+        let longest = "a".repeat(500);
+        let weak = format!("W/\"{longest}\"");
+        headers.insert("etag", weak.parse().unwrap());
+        assert_eq!(version("http://h/f", &headers).unwrap(), Some(longest));
     }
 
     #[test]

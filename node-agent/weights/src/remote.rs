@@ -15,7 +15,9 @@ use reqwest::{Response, StatusCode, Url};
 use tokio::sync::Mutex;
 
 use crate::client::Client;
-use crate::headers::{asked_pause, content_range, header, not_encoded, opaque, text, version};
+use crate::headers::{
+    asked_pause, commit, content_range, etag, header, not_encoded, text, version,
+};
 use crate::identity::{Difference, FileIdentity, another_version, difference};
 use crate::reach::OutOfReach;
 use crate::refusal::refusal;
@@ -173,12 +175,14 @@ impl Remote {
         range: &Range<u64>,
     ) -> Result<(), RemoteError> {
         let url = shown_on_way(&self.start, &target.url);
-        let version = version(response.headers());
-        let same_version = || match (&target.version, &version) {
-            (Some(expected), found) if found.as_ref() != Some(expected) => {
-                Err(self.changed(another_version(found.as_ref())))
+        let same_version = || {
+            let found = version(&url, response.headers())?;
+            match &target.version {
+                Some(expected) if found.as_ref() != Some(expected) => {
+                    Err(self.changed(another_version(found.as_ref())))
+                }
+                _ => Ok(()),
             }
-            _ => Ok(()),
         };
         let same_size = |found: Option<u64>| match found {
             Some(found) if found != self.identity.size_bytes => Err(self.changed(difference(
@@ -417,7 +421,7 @@ async fn answer(
         }
         (given, linked) => given.or(linked),
     };
-    let version = version(response.headers());
+    let version = version(&told, response.headers())?;
     let mut found = Found {
         identity: FileIdentity {
             size_bytes,
@@ -502,8 +506,8 @@ fn same_server(one: &Url, other: &Url) -> bool {
 
 impl Linked {
     fn note(&mut self, url: &str, headers: &HeaderMap) -> Result<(), RemoteError> {
-        if let Some(etag) = text(headers, "x-linked-etag") {
-            self.etag = Some(opaque(&etag));
+        if let Some(etag) = etag(url, headers, "X-Linked-ETag")? {
+            self.etag = Some(etag);
         }
         if let Some(size) = text(headers, "x-linked-size") {
             let number = size
@@ -511,7 +515,7 @@ impl Linked {
                 .map_err(|_| header(url, "X-Linked-Size", "a number"))?;
             self.size_bytes = Some(number);
         }
-        if let Some(commit) = text(headers, "x-repo-commit") {
+        if let Some(commit) = commit(url, headers)? {
             self.commit = Some(commit);
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! Why a file on a server cannot be fetched, and what would help. No text of a server is repeated: these errors end in the status of Models, and
 //! whoever may write Models names servers.
 
+use std::borrow::Cow;
 use std::error::Error;
 use std::io;
 use std::ops::Range;
@@ -94,7 +95,7 @@ pub enum RemoteError {
     Header {
         url: String,
         header: &'static str,
-        expected: &'static str,
+        expected: Cow<'static, str>,
     },
 
     #[error("{url}: the file changed on the server: {} was {}, is {}", difference.what, difference.expected, difference.found)]
