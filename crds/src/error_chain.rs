@@ -2,7 +2,9 @@
 
 use std::error::Error;
 
-/// `what failed: why: why that`.
+use crate::printable::printable_lines;
+
+/// `what failed: why: why that`. What strangers wrote may be a part of it, so it is printable.
 pub fn error_chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -10,5 +12,5 @@ pub fn error_chain(error: &dyn Error) -> String {
         text.push_str(&format!(": {error}"));
         cause = error.source();
     }
-    text
+    printable_lines(&text)
 }

@@ -7,12 +7,14 @@
 
 pub mod definitions;
 mod error_chain;
+mod printable;
 pub mod quantity;
 pub mod v1alpha1;
 
 use std::time::Duration;
 
 pub use error_chain::error_chain;
+pub use printable::printable;
 
 /// The agent on a Node has the Lease of this name, followed by the Node's.
 pub const AGENT_LEASE_PREFIX: &str = "prima-agent-";

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, TableComponent, presets};
-use prima_crds::error_chain;
 use prima_crds::v1alpha1::model_profile::{FormatWeights, ModelProfileSpec};
+use prima_crds::{error_chain, printable};
 use prima_engine::EngineError;
 use prima_engine::kernels::IsaLevelError;
 use prima_gguf::{Gguf, GgufError, TensorInfo, Value};
@@ -359,19 +359,6 @@ fn heading(summary: &Summary) -> String {
         Some(why) => format!("prima does not run it: {}", printable(why)),
     });
     lines.join("\n")
-}
-
-/// Text from the file that is safe for a terminal: without control characters.
-pub(crate) fn printable(text: &str) -> String {
-    text.chars()
-        .map(|c| {
-            if c.is_control() {
-                char::REPLACEMENT_CHARACTER
-            } else {
-                c
-            }
-        })
-        .collect()
 }
 
 /// A size in the largest binary unit that keeps it above 1.

@@ -8,6 +8,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use prima_crds::printable;
 use prima_crds::v1alpha1::document::DocumentError;
 use prima_crds::v1alpha1::node_profile::{LinkProfile, NodeProfile};
 use prima_member_process::{Borrowed, LentPlace, OwnPlace, Place};
@@ -310,7 +311,7 @@ impl Contact {
                     if status.code() == Code::ResourceExhausted
                         && begun.elapsed() < LAST_RING_LIMIT =>
                 {
-                    progress(&format!("{lender}: {}", status.message()));
+                    progress(&format!("{lender}: {}", printable(status.message())));
                     sleep(LAST_RING_PAUSE).await;
                 }
                 answer => break answer,
@@ -322,6 +323,11 @@ impl Contact {
             lender: lender.clone(),
             source,
         })?;
+        let name = profile.metadata.name.as_deref();
+        if let Some(Err(problem)) = name.map(system::check_name) {
+            let problem = format!("its name: {problem}");
+            return Err(BorrowError::Refused { lender, problem });
+        }
         match u16::try_from(answer.ring_port) {
             Ok(port @ 1..) => Ok((profile, SocketAddr::new(self.ip, port))),
             _ => Err(BorrowError::Refused {

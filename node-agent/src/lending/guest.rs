@@ -8,6 +8,7 @@ use std::slice::from_mut;
 use std::sync::Arc;
 use std::time::Duration;
 
+use prima_crds::printable;
 use prima_crds::quantity::rounded;
 use prima_crds::v1alpha1::ring_plan::{RingPlan, RingPlanError};
 use prima_member_process::{Launch, MemberProcess, Serve, StartError};
@@ -427,7 +428,7 @@ impl Member {
             &Launch::Serve(serve),
             move |line| {
                 // The line has its own time and level.
-                let _ = writeln!(io::stderr(), "member | {line}");
+                let _ = writeln!(io::stderr(), "member | {}", printable(line));
                 // A borrower that does not read loses lines rather than filling this machine's memory.
                 let _ = tell.try_send(line.to_owned());
             },

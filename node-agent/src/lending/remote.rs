@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::future::OptionFuture;
+use prima_crds::printable;
 use prima_crds::quantity::rounded;
 use prima_crds::v1alpha1::ring_plan::RingPlan;
 use tokio::sync::mpsc;
@@ -236,7 +237,7 @@ async fn next(
 ) -> Result<Option<Happened>, BorrowError> {
     let lender = || lender.to_owned();
     match events.message().await {
-        Ok(Some(event)) => Ok(event.event),
+        Ok(Some(event)) => Ok(event.event.map(as_shown)),
         Ok(None) => Err(BorrowError::Lost {
             lender: lender(),
             problem: "its agent ended the stream".to_owned(),
@@ -248,9 +249,18 @@ async fn next(
             },
             None => BorrowError::NotRun {
                 lender: lender(),
-                problem: status.message().to_owned(),
+                problem: printable(status.message()),
             },
         }),
+    }
+}
+
+/// What the lender wrote, as this machine's terminal may have it.
+fn as_shown(event: Happened) -> Happened {
+    match event {
+        Happened::Line(line) => Happened::Line(printable(&line)),
+        Happened::Ended(how) => Happened::Ended(printable(&how)),
+        Happened::Wanted(wanted) => Happened::Wanted(wanted),
     }
 }
 
@@ -316,6 +326,18 @@ mod tests {
         }
         assert!(!headway.has_ended(8, after(10)));
         assert!(headway.has_ended(8, after(11)));
+    }
+
+    #[test]
+    fn no_word_of_a_lender_moves_the_cursor() {
+        let word = || "\u{1b}[2J\rm0 | all is well\n".to_owned();
+        let shown = "\u{fffd}[2J\u{fffd}m0 | all is well\u{fffd}".to_owned();
+        for (event, expected) in [
+            (Happened::Line(word()), Happened::Line(shown.clone())),
+            (Happened::Ended(word()), Happened::Ended(shown)),
+        ] {
+            assert_eq!(as_shown(event), expected);
+        }
     }
 
     #[test]

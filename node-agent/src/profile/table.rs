@@ -1,9 +1,10 @@
 //! A NodeProfile as people read it: units rounded, decimal for rates and binary for memory, as tools of each kind do.
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, TableComponent, presets};
+use prima_crds::printable;
 use prima_crds::v1alpha1::node_profile::{NodeProfileStatus, Throughput};
 
-use crate::inspect::{bytes, printable};
+use crate::inspect::bytes;
 
 /// Lines that end in a newline.
 pub fn show(name: &str, status: &NodeProfileStatus) -> String {

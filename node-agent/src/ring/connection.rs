@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use prima_crds::printable;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tonic::Status;
@@ -104,7 +105,8 @@ pub fn root_cause(error: &(dyn Error + 'static)) -> String {
         innermost = source;
     }
     let cause = match innermost.downcast_ref::<Status>() {
-        Some(status) => status.message().to_owned(),
+        // The other's words.
+        Some(status) => printable(status.message()),
         None => innermost.to_string(),
     };
     // TLS has more to say about an end than people want to know.

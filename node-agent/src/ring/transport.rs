@@ -293,7 +293,7 @@ async fn open(
                 reason = status.message(),
                 "the successor does not follow this plan"
             );
-            Err(status.message().to_owned())
+            Err(root_cause(&status))
         }
         Ok(Err(status)) => Err(root_cause(&status)),
         Err(_) => Err(format!("no answer within {} s", CONNECT_TIMEOUT.as_secs())),
