@@ -1,12 +1,16 @@
 //! Traces by OTLP, where the environment asks for them: `OTEL_EXPORTER_OTLP_ENDPOINT`, and the other variables of OpenTelemetry's
 //! specification. Without these, nothing is collected. Collectors are spoken to over gRPC without TLS.
 
+mod sampler;
+
 use std::time::Duration;
 
 use opentelemetry::{Key, KeyValue, Value};
 use opentelemetry_otlp::{ExporterBuildError, SpanExporter};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
+
+use self::sampler::RequestSampler;
 
 /// Where spans go until the process ends.
 pub struct Traces(SdkTracerProvider);
@@ -50,6 +54,7 @@ impl Traces {
         let exporter = SpanExporter::builder().with_tonic().build()?;
         let provider = SdkTracerProvider::builder()
             .with_resource(resource.build())
+            .with_sampler(RequestSampler::from_environment())
             .with_batch_exporter(exporter)
             .build();
         opentelemetry::global::set_tracer_provider(provider.clone());
