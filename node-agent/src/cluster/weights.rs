@@ -26,7 +26,7 @@ use prima_kubernetes::{HubTokenError, HubTokens};
 use prima_weights::{
     AllowedServer, Cache, CacheError, Client, ClientError, Download, DownloadError, HeaderError,
     HeaderTurns, Hub, LocalFile, LocalFileError, Progress, Reach, RemoteError, RemoteModel,
-    RemoteModelError, Retry, SourceError, identities, tensors,
+    RemoteModelError, Retry, SourceError, holding, identities, tensors,
 };
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
@@ -378,10 +378,13 @@ impl Weights {
         };
         let (remotes, wanted, parts) = {
             let turns = &self.0.header_turns;
-            let _turn = turns.of(namespace).await;
-            let fetched = self.0.hub_tokens.source(namespace, source, commit);
-            let fetched = fetched.await?.ok_or(WeightsError::NoSource)?;
-            turns.open(&self.0.client, &fetched, wanted_of).await??
+            let turn = turns.of(namespace).await;
+            let opened = async {
+                let fetched = self.0.hub_tokens.source(namespace, source, commit);
+                let fetched = fetched.await?.ok_or(WeightsError::NoSource)?;
+                turns.open(&self.0.client, &fetched, wanted_of).await?
+            };
+            holding(Arc::new(turn), opened).await?
         };
         let total_bytes = tensors::total_bytes(&wanted);
         let url = source.url.as_ref();

@@ -5,8 +5,9 @@
 use std::time::Duration;
 
 use prima_gguf::{Gguf, GgufError, MAX_HEADER_LEN};
-use tokio::task::{JoinError, spawn_blocking};
+use tokio::task::JoinError;
 
+use crate::held::blocking;
 use crate::remote::Remote;
 use crate::remote_error::RemoteError;
 
@@ -62,7 +63,7 @@ impl Remote {
         loop {
             // Of a hostile header that takes seconds, in which the operator's one thread has other things to do.
             let (shown, read) = (self.shown(), bytes);
-            let parsing = spawn_blocking(move || (Gguf::parse(&shown, &read, size_bytes), read));
+            let parsing = blocking(move || (Gguf::parse(&shown, &read, size_bytes), read));
             let (parsed, read) = parsing.await.map_err(HeaderError::Panicked)?;
             bytes = read;
             let needed = match parsed {

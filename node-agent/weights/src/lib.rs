@@ -17,6 +17,7 @@ mod client;
 mod download;
 mod header;
 mod headers;
+mod held;
 mod hub;
 mod identity;
 mod ledger;
@@ -36,6 +37,7 @@ pub use cache::{Cache, CacheEntry, CacheError, Collected, KeptRoom, Room, cache_
 pub use client::{Client, ClientError};
 pub use download::{Download, DownloadError, Progress};
 pub use header::{Header, HeaderError};
+pub use held::{Held, holding};
 pub use hub::{Hub, PUBLIC_HUB};
 pub use identity::{Difference, FileIdentity};
 pub use local_file::{LocalFile, LocalFileError, Writer};

@@ -4,13 +4,15 @@
 //! Decides: servers that the installation names are asked whatever their addresses are; all others only on addresses of the internet.
 //! Every request is looked at, redirects too, and a name after it was resolved, so that what it means later does not matter.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
 use std::str::FromStr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 use reqwest::Url;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+
+use crate::held::blocking;
 
 /// The servers that one client may ask.
 #[derive(Debug, Clone, Default)]
@@ -110,7 +112,7 @@ impl Resolve for Reach {
         let reach = self.clone();
         Box::pin(async move {
             // The port is set by whoever connects.
-            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
+            let found = blocking(move || (name.as_str(), 0).to_socket_addrs()).await??;
             let held: Vec<SocketAddr> = found.filter(|found| reach.holds(found.ip())).collect();
             match held.is_empty() {
                 true => Err(OutOfReach.into()),

@@ -2,19 +2,20 @@
 //! slow one, or a file with a header such as no model has.
 //!
 //! Decides: that small headers are read a few at a time, large ones one after another, and of one owner two at a time; and how long one may
-//! take. So a server that is slow keeps nobody else waiting for long, nor does an owner of many such models keep another one.
+//! take. So a server that is slow keeps nobody else waiting for long, nor does an owner of many such models keep another one. What cannot be
+//! stopped, as a header is parsed, has its turn to its end, also if nobody waits for it any more.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prima_gguf::MAX_HEADER_LEN;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
-use tokio::task::spawn_blocking;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use crate::client::Client;
 use crate::header::HeaderError;
+use crate::held::{Held, blocking, holding};
 use crate::remote_error::{RemoteError, shown};
 use crate::remote_model::{RemoteModel, RemoteModelError};
 use crate::source::Source;
@@ -28,8 +29,8 @@ const SMALL: u64 = 2 << 20;
 #[derive(Debug)]
 pub struct HeaderTurns {
     deadline: Duration,
-    small: Semaphore,
-    large: Semaphore,
+    small: Arc<Semaphore>,
+    large: Arc<Semaphore>,
     of_owners: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 
@@ -41,13 +42,14 @@ impl HeaderTurns {
     pub fn new(deadline: Duration) -> Self {
         Self {
             deadline,
-            small: Semaphore::new(AT_ONCE),
-            large: Semaphore::new(1),
+            small: Arc::new(Semaphore::new(AT_ONCE)),
+            large: Arc::new(Semaphore::new(1)),
             of_owners: Mutex::default(),
         }
     }
 
-    /// Waits until `owner`, such as a namespace, may have one more header read: until what is returned is dropped.
+    /// Waits until `owner`, such as a namespace, may have one more header read: until what is returned is dropped. Reading is to be done
+    /// [`holding`] it.
     pub async fn of(&self, owner: &str) -> Option<OwnedSemaphorePermit> {
         let turns = {
             let mut all = self
@@ -77,27 +79,29 @@ impl HeaderTurns {
         take: impl FnOnce(RemoteModel) -> T + Send + 'static,
     ) -> Result<T, RemoteModelError> {
         let small = self.open_within(SMALL, &self.small, client, source).await;
-        let (_turn, remote) = match small {
+        let (turn, remote) = match small {
             Err(RemoteModelError::Header(HeaderError::TooLarge { .. })) => {
                 self.open_within(MAX_HEADER_LEN, &self.large, client, source)
                     .await?
             }
             opened => opened?,
         };
-        let taken = spawn_blocking(move || take(remote)).await;
+        let taking = async move { blocking(move || take(remote)).await };
+        let taken = holding(turn, taking).await;
         taken.map_err(|error| HeaderError::Panicked(error).into())
     }
 
     /// If the header has at most `limit` bytes.
-    async fn open_within<'a>(
+    async fn open_within(
         &self,
         limit: u64,
-        turns: &'a Semaphore,
+        turns: &Arc<Semaphore>,
         client: &Client,
         source: &Source,
-    ) -> Result<(Option<SemaphorePermit<'a>>, RemoteModel), RemoteModelError> {
-        let turn = turns.acquire().await.ok();
+    ) -> Result<(Held, RemoteModel), RemoteModelError> {
+        let turn: Held = Arc::new(turns.clone().acquire_owned().await.ok());
         let opened = RemoteModel::open_within(client, source, limit);
+        let opened = holding(turn.clone(), opened);
         match timeout(self.deadline, opened).await {
             Ok(opened) => Ok((turn, opened?)),
             Err(_) => {

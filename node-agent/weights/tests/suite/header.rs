@@ -6,9 +6,13 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use futures::future::join_all;
 use prima_gguf::{Gguf, GgufError, MAX_HEADER_LEN};
-use prima_weights::{Header, HeaderError, HeaderTurns, Remote, RemoteModel, RemoteModelError};
+use prima_weights::{
+    Header, HeaderError, HeaderTurns, Remote, RemoteModel, RemoteModelError, holding,
+};
+use tokio::sync::oneshot;
 
 use crate::support::{FILE, Setup, hub_source, model};
 
@@ -194,4 +198,30 @@ async fn a_header_that_takes_too_long_is_given_up() {
         matches!(error, RemoteModelError::Header(HeaderError::TooLong { .. })),
         "{error}"
     );
+}
+
+#[tokio::test]
+async fn a_turn_lasts_as_long_as_the_work_though_nobody_waits() {
+    let setup = Setup::new().await;
+    let turns = Arc::new(HeaderTurns::new(Duration::from_secs(300)));
+    let (begins, begun) = oneshot::channel();
+    let (ends, ended) = mpsc::channel::<()>();
+    let (own, client, source) = (turns.clone(), setup.client.clone(), setup.source());
+    let reading = async move {
+        let turn = own.of("many").await;
+        let opened = own.open(&client, &source, move |_| {
+            let _ = begins.send(());
+            let _ = ended.recv();
+        });
+        holding(Arc::new(turn), opened).await
+    };
+    let given_up = tokio::spawn(reading);
+    begun.await.unwrap();
+    given_up.abort();
+    assert!(given_up.await.unwrap_err().is_cancelled());
+    assert_eq!(HeaderTurns::OF_AN_OWNER, 2);
+    let _other = turns.of("many").await;
+    assert!(turns.of("many").now_or_never().is_none());
+    drop(ends);
+    assert!(turns.of("many").await.is_some());
 }

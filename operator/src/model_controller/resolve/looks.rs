@@ -12,7 +12,7 @@ use prima_crds::error_chain;
 use prima_crds::v1alpha1::model::{Model, ResolvedFile};
 use prima_crds::v1alpha1::model_source::ModelSource;
 use prima_kubernetes::HubTokens;
-use prima_weights::{Client, HeaderTurns, RemoteModel, Retry, model_profile};
+use prima_weights::{Client, HeaderTurns, RemoteModel, Retry, holding, model_profile};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{OF_DRAFT, RESOLVE_FAILED, RESOLVED, Unknown, shown};
@@ -74,9 +74,13 @@ impl HeaderReader {
         told
     }
 
-    /// Version and header of a file on a server. Errors are one line, for people.
+    /// Version and header of a file on a server, when its turn comes. Errors are one line, for people.
     async fn read(&self, namespace: &str, source: &ModelSource) -> Found {
-        let _turn = self.turns.of(namespace).await;
+        let turn = self.turns.of(namespace).await;
+        holding(Arc::new(turn), self.read_now(namespace, source)).await
+    }
+
+    async fn read_now(&self, namespace: &str, source: &ModelSource) -> Found {
         let fetched = self.tokens.source(namespace, source, None).await;
         let fetched = fetched.map_err(|error| error_chain(&error))?;
         let fetched = fetched.ok_or_else(|| "expected huggingFace or url".to_owned())?;
