@@ -109,6 +109,8 @@ enum MemberError {
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(120);
+/// After a download that was too slow for those who wait for its room: each of them tries meanwhile.
+const OTHERS_PAUSE: Duration = Duration::from_secs(240);
 /// A member whose process ran this long starts again with a short backoff.
 const STEADY: Duration = Duration::from_secs(600);
 /// After an agent has said that it ends, operator and nodes take a moment to send clients elsewhere: until then a ring takes what comes.
@@ -215,7 +217,10 @@ impl Member {
             if let Some(process) = self.process.take() {
                 process.kill().await;
             }
-            let pause = backoff.next();
+            let pause = match gives_way(&error) {
+                true => OTHERS_PAUSE,
+                false => backoff.next(),
+            };
             let observed = observed(&error, pause);
             tracing::warn!(
                 plan = %self.plan.key,
@@ -413,6 +418,14 @@ impl Member {
 fn went_well(before: Option<Share>, now: Option<Share>, ran_for: Option<Duration>) -> bool {
     let fetched = |share: Option<Share>| share.map(|share| share.fetched_bytes);
     ran_for.is_some_and(|ran_for| ran_for > STEADY) || fetched(now) > fetched(before)
+}
+
+/// Whether others are to have the room on the disk first.
+fn gives_way(error: &MemberError) -> bool {
+    match error {
+        MemberError::Weights(error) | MemberError::Draft(error) => error.gives_way(),
+        _ => false,
+    }
 }
 
 /// How a failed attempt is reported.

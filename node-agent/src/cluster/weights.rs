@@ -15,8 +15,8 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::slice::from_ref;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use prima_crds::quantity::rounded;
 use prima_crds::v1alpha1::model_source::ModelSource;
@@ -31,10 +31,11 @@ use prima_weights::{
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use self::mismatches::Mismatches;
 use self::own_file::own_file;
+use self::room::Slowest;
 use crate::local_header::{self, LocalHeaderError};
 
 /// For the header of one model, all parts together: the largest come in that time at 1 Mbit/s.
@@ -73,6 +74,9 @@ struct Store {
     header_turns: HeaderTurns,
     /// For those of files on this machine: one at a time, as each takes several times its bytes.
     local_headers: Semaphore,
+    slowest: Slowest,
+    /// When somebody last found no room that will be there later.
+    room_wanted: Mutex<Option<Instant>>,
     mismatches: Mismatches,
     fetched_bytes: Counter,
 }
@@ -184,6 +188,12 @@ pub enum WeightsError {
         rounded(*.room)
     )]
     NoRoomYet { wanted: u64, room: u64 },
+    #[error(
+        "only {} of the model came in {} s, and another model waits for the room on the disk that is kept for it: tried again in some minutes; look at the model's server, and at this machine's line",
+        rounded(*.bytes),
+        .within.as_secs()
+    )]
+    TooSlow { bytes: u64, within: Duration },
     #[error("cannot fetch this machine's part of the model")]
     Download(#[source] DownloadError),
     #[error(
@@ -210,6 +220,11 @@ impl From<RemoteModelError> for WeightsError {
 }
 
 impl WeightsError {
+    /// Whether others are to have the room on the disk first.
+    pub fn gives_way(&self) -> bool {
+        matches!(self, Self::TooSlow { .. })
+    }
+
     /// Whether the machine cannot honour the plan at all, rather than just not now.
     pub fn is_refusal(&self) -> bool {
         match self {
@@ -233,6 +248,7 @@ impl WeightsError {
                     | DownloadError::NoRoom { .. }
             ),
             Self::NoRoomYet { .. }
+            | Self::TooSlow { .. }
             | Self::Cache(_)
             | Self::Client(_)
             | Self::Token(_)
@@ -281,6 +297,8 @@ impl Weights {
             hub_tokens: HubTokens::new(api_server, hub),
             header_turns: HeaderTurns::new(HEADER_DEADLINE),
             local_headers: Semaphore::new(1),
+            slowest: Slowest::default(),
+            room_wanted: Mutex::default(),
             mismatches: Mismatches::default(),
             fetched_bytes,
         })))
@@ -422,9 +440,10 @@ impl Weights {
                 }
             },
         };
+        let least_bytes = self.0.slowest.bytes(missing_bytes);
         let mut before = 0;
         for (at, (download, there_bytes)) in downloads.into_iter().enumerate() {
-            let ended = self.download(download, there_bytes, |done_bytes| {
+            let ended = self.download(download, there_bytes, least_bytes, |done_bytes| {
                 progress(Share {
                     // A server that sends only whole files sends more than was wanted.
                     fetched_bytes: (before + done_bytes).min(total_bytes),
@@ -457,11 +476,13 @@ impl Weights {
         Ok(blocking(move || store.cache.files(&place, &identities)).await??)
     }
 
-    /// Runs a download; `progress` is called with the bytes of its file that are there, at first `there_bytes`.
+    /// Runs a download; `progress` is called with the bytes of its file that are there, at first `there_bytes`. It fails if less than `least_bytes`
+    /// come in a while and somebody waits for its room.
     async fn download(
         &self,
         download: Download<'_>,
         there_bytes: u64,
+        least_bytes: u64,
         mut progress: impl FnMut(u64),
     ) -> Result<(), WeightsError> {
         let (tell, mut told) = watch::channel(Progress::default());
@@ -476,17 +497,36 @@ impl Weights {
             counted += new;
             progress(now.done_bytes);
         };
+        let within = self.0.slowest.within;
         let outcome = {
             let mut download = pin!(download.run(&tell));
+            let mut looks = interval(within);
+            looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            // What was there at the look before, if it ran then.
+            let mut seen: Option<u64> = None;
             loop {
                 tokio::select! {
-                    outcome = &mut download => break outcome,
+                    outcome = &mut download => break outcome.map_err(WeightsError::Download),
                     Ok(()) = told.changed() => note(*told.borrow_and_update()),
+                    _ = looks.tick() => {
+                        let now = *told.borrow();
+                        // Not while another writes the file, nor while the whole is held against its digest.
+                        let runs = now.missing_bytes() > 0;
+                        let came = seen.map(|seen| now.done_bytes.saturating_sub(seen));
+                        seen = runs.then_some(now.done_bytes);
+                        if let Some(bytes) = came
+                            && runs
+                            && bytes < least_bytes
+                            && self.room_is_wanted()
+                        {
+                            break Err(WeightsError::TooSlow { bytes, within });
+                        }
+                    }
                 }
             }
         };
         note(*told.borrow_and_update());
-        outcome.map_err(WeightsError::Download)
+        outcome
     }
 }
 

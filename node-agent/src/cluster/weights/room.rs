@@ -1,9 +1,10 @@
 //! How much of the disk fetched models take, and room for more of them.
 //!
 //! Decides what goes when a model does not fit: what was not used for longest, and nothing that is in use. Refuses what would not fit either
-//! if no other model were in use; what would is worth waiting for.
+//! if no other model were in use; what would is worth waiting for. And decides when a download that keeps room gives it to those who wait.
 
-use std::time::Duration;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
 
 use prima_weights::{CacheError, Collected, KeptRoom, LocalFile, Room};
 use tokio::task::spawn_blocking;
@@ -14,6 +15,39 @@ use super::{Store, Weights, WeightsError, blocking};
 
 /// Longer than an agent takes to start, or a plan to replace another: by then the files that they need are in use.
 const COLLECT_INTERVAL: Duration = Duration::from_secs(600);
+
+/// Whoever waits for room tries again within half of this (`member.rs`).
+const WAITED_FOR: Duration = Duration::from_secs(300);
+/// In which a download has to bring all that it lacks, if others wait for its room: seconds of a week.
+const ALL_WITHIN: u64 = 7 * 24 * 60 * 60;
+
+/// How slow a download may be while others wait for the room that is kept for it. Where nobody waits, it may be as slow as it is: lines differ, and
+/// servers have their clients queue.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slowest {
+    /// So often it is looked at.
+    pub within: Duration,
+    /// However little is lacking.
+    pub bytes_per_second: u64,
+}
+
+impl Default for Slowest {
+    /// Three machines behind one line of 2 Mbit/s have more each. What is slower takes longer than 18 hours for 4 GiB.
+    fn default() -> Self {
+        Self {
+            within: Duration::from_secs(600),
+            bytes_per_second: 64 << 10,
+        }
+    }
+}
+
+impl Slowest {
+    /// What comes each time at least, if so much is lacking at the beginning.
+    pub(super) fn bytes(&self, lacking_bytes: u64) -> u64 {
+        let per_second = self.bytes_per_second.max(lacking_bytes / ALL_WITHIN);
+        (per_second as f64 * self.within.as_secs_f64()) as u64
+    }
+}
 
 /// What stays free of a file system of so many bytes: with less a kubelet begins to remove images, and then evicts pods.
 fn kept_free(total: u64) -> u64 {
@@ -82,12 +116,21 @@ impl Weights {
             }
             Room::Short { lacking_bytes, .. } => {
                 let room = wanted.saturating_sub(lacking_bytes);
-                Err(match later {
-                    true => WeightsError::NoRoomYet { wanted, room },
-                    false => WeightsError::NoRoom { wanted, room },
-                })
+                if !later {
+                    return Err(WeightsError::NoRoom { wanted, room });
+                }
+                let waits = self.0.room_wanted.lock();
+                *waits.unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+                Err(WeightsError::NoRoomYet { wanted, room })
             }
         }
+    }
+
+    /// Whether somebody waits for room.
+    pub(super) fn room_is_wanted(&self) -> bool {
+        let wanted = self.0.room_wanted.lock();
+        let last = *wanted.unwrap_or_else(PoisonError::into_inner);
+        last.is_some_and(|last| last.elapsed() < WAITED_FOR)
     }
 }
 
@@ -114,5 +157,18 @@ fn tell_of(collected: &Collected) {
             freed_bytes = collected.freed_bytes,
             "removed model files that were not used for longest"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_download_has_to_be_faster() {
+        let slowest = Slowest::default();
+        assert_eq!(slowest.bytes(4 << 30), 600 * (64 << 10));
+        // 500 GB in a week.
+        assert_eq!(slowest.bytes(500_000_000_000), 600 * 826_719);
     }
 }

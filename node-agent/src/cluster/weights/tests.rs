@@ -194,6 +194,41 @@ async fn files_in_use_that_are_in_the_way_are_waited_for() {
     assert!(!path.exists());
 }
 
+/// Whose server drips, for instance.
+#[tokio::test]
+async fn a_slow_download_gives_its_room_to_who_waits_for_it() {
+    let stage = Stage::new().await;
+    let model = stage.planned(&sha256(&stage.model)).await;
+    let slow_for_all = || {
+        let mut weights = stage.weights(stage.model.len() as u64 + (256 << 10));
+        Arc::get_mut(&mut weights.0).unwrap().slowest = Slowest {
+            within: Duration::from_millis(100),
+            bytes_per_second: 1 << 40,
+        };
+        weights
+    };
+    let weights = slow_for_all();
+    let in_use = fetched_before(&weights);
+    let error = obtain(&weights, &model).await.err().unwrap();
+    assert!(matches!(error, WeightsError::NoRoomYet { .. }), "{error}");
+    drop(in_use);
+
+    stage
+        .hub
+        .control(|control| control.bytes_per_second = Some(2_000_000));
+    let error = obtain(&weights, &model).await.err().unwrap();
+    assert!(matches!(error, WeightsError::TooSlow { .. }), "{error}");
+    assert!(error.gives_way() && !error.is_refusal());
+    let other = fetched_before(&weights);
+    let more = stage.model.len() as u64 - (1 << 20);
+    let room = weights.make_room(more, vec![(other, more)], false).await;
+    drop(room.unwrap());
+
+    // Where nobody waits, it goes on as it is.
+    let held = obtain(&slow_for_all(), &model).await.unwrap();
+    assert!(fs::read(&held.path).unwrap() == stage.model);
+}
+
 #[tokio::test]
 async fn without_room_for_its_draft_model_a_model_is_not_fetched() {
     let stage = Stage::new().await;
