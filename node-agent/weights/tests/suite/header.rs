@@ -146,7 +146,7 @@ async fn a_model_with_a_header_above_the_limit_is_not_opened() {
 }
 
 #[tokio::test]
-async fn large_headers_are_read_one_after_another_and_small_ones_beside_them() {
+async fn large_headers_are_read_one_after_another_beside_small_ones() {
     let setup = Setup::new().await;
     setup.publish("large.gguf", &model(140_000));
     let large = hub_source(
