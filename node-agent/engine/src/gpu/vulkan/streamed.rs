@@ -9,8 +9,8 @@ use std::ops::Range;
 
 use half::f16;
 use prima_vulkan::{
-    Buffer, KV_POSITIONS, Matrix, Pass, Slice, Uploading, Uploads, VulkanError, pack_position,
-    unpack_position,
+    Buffer, Device, KV_POSITIONS, Matrix, Pass, Slice, Uploading, Uploads, VulkanError,
+    pack_position, unpack_position,
 };
 
 use super::kv::device_shape;
@@ -347,8 +347,8 @@ impl StreamRoom {
         pool: &ThreadPool,
         weights: &[u8],
     ) -> Result<(), VulkanError> {
-        let [slot, _] = &mut self.matrices;
-        let slot = grow(slot, weights.len() as u64, |bytes| {
+        let [[buffer, ..], _] = &mut self.matrices;
+        let buffer = grow(buffer, weights.len() as u64, |bytes| {
             device.upload_buffer(bytes)
         })?;
         let uploads = match &mut self.uploads {
@@ -356,7 +356,7 @@ impl StreamRoom {
             none => none.insert(device.uploads()?),
         };
         let mut uploading = uploads.begin();
-        write(pool, &mut uploading, slot.whole(), 0, weights)?;
+        write(pool, &mut uploading, buffer.whole(), 0, weights)?;
         uploading.wait()
     }
 }
