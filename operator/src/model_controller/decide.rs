@@ -339,6 +339,7 @@ fn with_machines(
         candidates,
         fingerprint,
     } = found;
+    let known: Vec<[String; 2]> = apart.iter().map(|apart| apart.pair.clone()).collect();
     // What is said of machines that can take no part anyway is no help, nor that others are planned where there are none.
     apart.retain(|apart| {
         let mut pair = apart.pair.iter();
@@ -346,7 +347,6 @@ fn with_machines(
     });
     // Neighbours in the ring that runs have met, whatever became of what was measured; if they do not any more, rank 0 says so.
     let members = current.map_or(&[][..], |plan| &plan.spec.members);
-    let known: Vec<[String; 2]> = apart.iter().map(|apart| apart.pair.clone()).collect();
     let mut never_met = candidates.apart.clone();
     never_met.retain(|pair| !known.contains(pair) && !are_neighbours(pair, members));
     apart.extend(never_met.into_iter().map(Apart::never_measured));
