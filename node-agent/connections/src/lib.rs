@@ -1,7 +1,8 @@
 //! Connections of HTTP clients: how many there are, and how long each may keep the server waiting. It answers nothing itself.
 //!
 //! There is room for one more, for a probe above all: if no place is free, the connection that has waited longest for its client, for
-//! a request's head or body or for the next request, is closed. A client that waits for us is never cut off for another.
+//! a request's head or body or for the next request, is closed. A client that waits for us is never cut off for another, unless limits say so: as
+//! those of probes do, whose answers take no time.
 //!
 //! HTTP/1.1 only: in HTTP/2 one connection is many requests, and none of these limits would mean what it says.
 
@@ -46,6 +47,9 @@ pub struct Limits {
     pub reading: Duration,
     /// Bytes that are read ahead of a connection, and so of a request's head; 8 KiB at least.
     pub read_ahead: usize,
+    /// Whether a client may be cut off for another also while it waits for the server: then the one that came first is. For answers that take no
+    /// time: who hardly reads what it asked for may seem to wait, and else keeps its place.
+    pub cut_off_waiting: bool,
 }
 
 impl Limits {
@@ -55,6 +59,7 @@ impl Limits {
         head: Duration::from_secs(10),
         reading: Duration::from_secs(30),
         read_ahead: 16 << 10,
+        cut_off_waiting: true,
     };
 }
 
@@ -87,7 +92,7 @@ pub async fn serve(
             () = &mut shutdown => break,
         };
         set_up(&stream, limits);
-        let client = Client::new(awaited.clone());
+        let client = Client::new(awaited.clone(), limits.cut_off_waiting);
         let router = router.clone();
         let connection = connection(stream, peer, router, limits, client, end.subscribe());
         tokio::spawn(async move {
@@ -179,7 +184,7 @@ fn connection(
     }
 }
 
-/// The connections whose clients have to send something, by since when.
+/// The connections that may be closed for another, as their clients have to send something, by since when.
 #[derive(Default)]
 struct Awaited(Mutex<Queue>);
 
@@ -207,14 +212,17 @@ struct Client {
     /// Its number in the queue, or 0.
     number: AtomicU64,
     close: Arc<Notify>,
+    /// Stays in the queue also while it waits.
+    cut_off_waiting: bool,
 }
 
 impl Client {
-    fn new(awaited: Arc<Awaited>) -> Arc<Self> {
+    fn new(awaited: Arc<Awaited>, cut_off_waiting: bool) -> Arc<Self> {
         let client = Self {
             awaited,
             number: AtomicU64::new(0),
             close: Arc::default(),
+            cut_off_waiting,
         };
         client.has_to_send();
         Arc::new(client)
@@ -231,6 +239,12 @@ impl Client {
     }
 
     fn waits(&self) {
+        if !self.cut_off_waiting {
+            self.leave();
+        }
+    }
+
+    fn leave(&self) {
         let number = self.number.swap(0, Ordering::Relaxed);
         if number != 0 {
             self.awaited.queue().connections.remove(&number);
@@ -240,7 +254,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        self.waits();
+        self.leave();
     }
 }
 
@@ -306,9 +320,14 @@ mod tests {
     const HALF: &str = "GET /healthz HTTP/1.1\r\nhost: ";
 
     async fn serving(limits: Limits) -> SocketAddr {
+        serving_also(limits, Router::new()).await
+    }
+
+    /// Beside /healthz what `router` has.
+    async fn serving_also(limits: Limits, router: Router) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let router = Router::new().route("/healthz", get(|| async { "ok" }));
+        let router = router.route("/healthz", get(|| async { "ok" }));
         tokio::spawn(async move { serve(listener, router, &limits, pending()).await });
         address
     }
@@ -379,5 +398,44 @@ mod tests {
         last.write_all(other_half.as_bytes()).await.unwrap();
         let answer = rest(last).await;
         assert!(answer.ends_with("ok"), "{answer}");
+    }
+
+    /// For an answer that never comes, or of which they read nothing.
+    #[tokio::test]
+    async fn strangers_that_wait_keep_no_probe_out() {
+        const STRANGERS: usize = 4;
+        let limits = Limits {
+            connections: STRANGERS,
+            // Nothing but the probe ends their connections.
+            head: Duration::from_secs(3600),
+            reading: Duration::from_secs(3600),
+            ..Limits::PROBES
+        };
+        // More than a system keeps of what nobody reads.
+        let large = Bytes::from(vec![b'x'; 32 << 20]);
+        for (path, pipelined) in [("/never", 1), ("/large", 3)] {
+            let (tell, mut asked) = watch::channel(0_usize);
+            let told = tell.clone();
+            let never = move || {
+                told.send_modify(|asked| *asked += 1);
+                pending::<&'static str>()
+            };
+            let large = large.clone();
+            let read_by_nobody = move || {
+                tell.send_modify(|asked| *asked += 1);
+                async move { large }
+            };
+            let router = Router::new()
+                .route("/never", get(never))
+                .route("/large", get(read_by_nobody));
+            let server = serving_also(limits.clone(), router).await;
+            let request = format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n").repeat(pipelined);
+            let _strangers = [(); STRANGERS].map(|()| connect(server, &request));
+            let all_ask = asked.wait_for(|asked| *asked == STRANGERS);
+            let all_ask = timeout(Duration::from_secs(60), all_ask).await;
+            drop(all_ask.expect("all in time").expect("a server"));
+            let answer = rest(connect(server, PROBE)).await;
+            assert!(answer.ends_with("ok"), "{path}: {answer}");
+        }
     }
 }

@@ -41,6 +41,7 @@ impl Limits {
             head: self.head,
             reading: self.reading,
             read_ahead: READ_AHEAD,
+            cut_off_waiting: false,
         }
     }
 
