@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn half_a_head_on_each_connection_keeps_no_probe_out() {
+    async fn half_heads_are_not_kept() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let probes = Arc::new(Probes::new(Arc::new(Metrics::new())));
@@ -96,7 +96,7 @@ mod tests {
         let mut probe = TcpStream::connect(address).await.unwrap();
         let request = "GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
         probe.write_all(request.as_bytes()).await.unwrap();
-        // It had the place of who came first.
+        // Who came first is cut off, for the probe or when its head took too long.
         for (stream, expected) in [(&mut probe, "ok"), (&mut strangers[0], "")] {
             let mut answer = Vec::new();
             let reading = stream.read_to_end(&mut answer);
