@@ -44,7 +44,7 @@ impl NodeProfileStatus {
     }
 
     /// Takes off what is promised to a ring: bytes of the machine's memory, which a GPU may share, and of the own memory of the GPUs that its
-    /// plan names; without names, of the first. On which of several these lie is not known. They are taken from the first of them, then from the
+    /// plan names; without names, of the machine's first. On which of several these lie is not known. They are taken from the first of them, then from the
     /// next, as layers are: so neither the first nor the first few together ever look as if they had more than they have. Of several rings, those
     /// on fewer GPUs come first: what they have cannot be on others.
     pub fn take_promised(&mut self, memory_bytes: i64, gpu_bytes: i64, planned: &[PlannedGpu]) {
@@ -66,17 +66,21 @@ impl NodeProfileStatus {
         }
     }
 
-    /// Where in the profile the GPUs with memory of their own are that a plan names, in its order; without names, the first.
+    /// Where in the profile the GPUs with memory of their own are that a plan names, in its order; without names, the first. If that one is out,
+    /// none is: its agent takes no other then ([`Self::gpus_named`]).
     fn own_places(&self, planned: &[PlannedGpu]) -> Vec<usize> {
-        let has_own = |place: &usize| {
-            let measured = self.gpus[*place].measured.as_ref();
-            measured.is_some_and(|measured| !measured.unified_memory)
+        // `None` where it is not known.
+        let is_own = |place: usize| {
+            let measured = self.gpus[place].measured.as_ref();
+            measured.map(|measured| !measured.unified_memory)
         };
-        let mut places: Vec<usize> = (0..self.gpus.len()).filter(has_own).collect();
+        let mut all = 0..self.gpus.len();
         if planned.is_empty() {
-            places.truncate(1);
-            return places;
+            let first = all.find(|&place| is_own(place) != Some(false));
+            let first = first.filter(|&place| is_own(place) == Some(true));
+            return first.into_iter().collect();
         }
+        let mut places: Vec<usize> = all.filter(|&place| is_own(place) == Some(true)).collect();
         let named = planned.iter().filter_map(|planned| {
             let mut own = places.iter();
             let found = own.position(|&place| self.gpus[place].is_named(&planned.name))?;
@@ -265,6 +269,15 @@ mod tests {
         assert_eq!(left_on_gpus(&three), [5 * GIB, 0, 0]);
         three.take_promised(0, GIB, &[planned("0000:03:00.0")]);
         assert_eq!(left_on_gpus(&three), [5 * GIB, 0, 0]);
+
+        // Without names, of no other where the first is out.
+        let mut twins = with_gpu(GpuBackend::Vulkan, false, 6 * GIB);
+        twins.gpus.push(twins.gpus[0].clone());
+        twins.gpus[0].measured = None;
+        twins.take_promised(0, GIB, &[]);
+        assert_eq!(left_on_gpus(&twins), [6 * GIB]);
+        twins.take_promised(0, GIB, &[planned("GPU")]);
+        assert_eq!(left_on_gpus(&twins), [5 * GIB]);
     }
 
     fn left_on_gpus(status: &NodeProfileStatus) -> Vec<i64> {
