@@ -72,8 +72,10 @@ struct Store {
     hub_tokens: HubTokens,
     /// For headers of files on servers.
     header_turns: HeaderTurns,
-    /// For those of files on this machine: one at a time, as each takes several times its bytes.
+    /// For those of people's own files on this machine: one at a time, as each takes several times its bytes.
     local_headers: Semaphore,
+    /// The same for those of files that were fetched: they wait for no volume of people's, which may hang.
+    fetched_headers: Semaphore,
     slowest: Slowest,
     /// When somebody last found no room that will be there later.
     room_wanted: Mutex<Option<Instant>>,
@@ -297,6 +299,7 @@ impl Weights {
             hub_tokens: HubTokens::new(api_server, hub),
             header_turns: HeaderTurns::new(HEADER_DEADLINE),
             local_headers: Semaphore::new(1),
+            fetched_headers: Semaphore::new(1),
             slowest: Slowest::default(),
             room_wanted: Mutex::default(),
             mismatches: Mismatches::default(),
@@ -323,7 +326,7 @@ impl Weights {
         };
         match (local, &model.source) {
             (Some(path), _) => {
-                let _turn = self.local_turn().await;
+                let _turn = header_turn(&self.0.local_headers).await;
                 own_file(model, path, self.cache().clone()).await
             }
             (None, Some(source)) => {
@@ -373,7 +376,7 @@ impl Weights {
         let expected = version.header_sha256.clone();
         let there = {
             let (files, layers, expected) = (files.clone(), layers.clone(), expected.clone());
-            let _turn = self.local_turn().await;
+            let _turn = header_turn(&self.0.fetched_headers).await;
             blocking(move || complete(&files, &layers, ends, &expected)).await?
         };
         if let Some(wanted) = there {
@@ -457,13 +460,6 @@ impl Weights {
         Ok(held(files, &wanted))
     }
 
-    /// A turn to read the header of a file on this machine.
-    async fn local_turn(&self) -> Option<SemaphorePermit<'_>> {
-        let turn = timeout(LONGEST_TURN, self.0.local_headers.acquire()).await;
-        // It is never closed.
-        turn.ok()?.ok()
-    }
-
     /// Where a model is kept that is fetched; in use until dropped.
     async fn files_of(&self, model: &PlannedModel) -> Result<Vec<LocalFile>, WeightsError> {
         let version = model.version.as_ref().ok_or(WeightsError::NoVersion)?;
@@ -535,6 +531,13 @@ struct Origin<'a> {
     namespace: &'a str,
     version: &'a FileVersion,
     source: &'a ModelSource,
+}
+
+/// A turn to read the header of a file on this machine.
+async fn header_turn(turns: &Semaphore) -> Option<SemaphorePermit<'_>> {
+    let turn = timeout(LONGEST_TURN, turns.acquire()).await;
+    // They are never closed.
+    turn.ok()?.ok()
 }
 
 fn same_header(file: &str, expected: &str, found: String) -> Result<(), WeightsError> {

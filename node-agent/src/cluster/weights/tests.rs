@@ -309,6 +309,22 @@ async fn a_whole_file_that_nobody_has_checked_is_not_used() {
 }
 
 #[tokio::test]
+async fn what_was_fetched_does_not_wait_for_peoples_volumes() {
+    let stage = Stage::new().await;
+    let model = stage.planned(&sha256(&stage.model)).await;
+    let weights = stage.weights(ENOUGH);
+    obtain(&weights, &model).await.unwrap();
+    // A header there is read for ever.
+    let local_headers = &weights.0.local_headers;
+    let _reads = local_headers.acquire().await.unwrap();
+    tokio::select! {
+        biased;
+        held = obtain(&weights, &model) => drop(held.unwrap()),
+        _ = header_turn(local_headers) => panic!("it waited for that one, too"),
+    }
+}
+
+#[tokio::test]
 async fn a_file_with_another_digest_is_fetched_twice_at_most() {
     let stage = Stage::new().await;
     let similar = stage.similar();
