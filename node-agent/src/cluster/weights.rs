@@ -31,11 +31,11 @@ use prima_weights::{
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::task::spawn_blocking;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::timeout;
 
 use self::mismatches::Mismatches;
 use self::own_file::own_file;
-use self::room::Slowest;
+use self::room::{Looks, Slowest};
 use crate::local_header::{self, LocalHeaderError};
 
 /// For the header of one model, all parts together, and the pauses that its server asks for: the largest come in that time to twelve machines at
@@ -444,10 +444,10 @@ impl Weights {
                 }
             },
         };
-        let least_bytes = self.0.slowest.bytes(missing_bytes);
+        let mut looks = Looks::new(self.0.slowest, missing_bytes);
         let mut before = 0;
         for (at, (download, there_bytes)) in downloads.into_iter().enumerate() {
-            let ended = self.download(download, there_bytes, least_bytes, |done_bytes| {
+            let ended = self.download(download, there_bytes, &mut looks, |done_bytes| {
                 progress(Share {
                     // A server that sends only whole files sends more than was wanted.
                     fetched_bytes: (before + done_bytes).min(total_bytes),
@@ -473,13 +473,13 @@ impl Weights {
         Ok(blocking(move || store.cache.files(&place, &identities)).await??)
     }
 
-    /// Runs a download; `progress` is called with the bytes of its file that are there, at first `there_bytes`. It fails if less than `least_bytes`
-    /// come in a while and somebody waits for its room.
+    /// Runs a download; `progress` is called with the bytes of its file that are there, at first `there_bytes`. It fails if too little comes from
+    /// look to look, of all files of the model together, and somebody waits for its room.
     async fn download(
         &self,
         download: Download<'_>,
         there_bytes: u64,
-        least_bytes: u64,
+        looks: &mut Looks,
         mut progress: impl FnMut(u64),
     ) -> Result<(), WeightsError> {
         let (tell, mut told) = watch::channel(Progress::default());
@@ -494,35 +494,31 @@ impl Weights {
             counted += new;
             progress(now.done_bytes);
         };
-        let within = self.0.slowest.within;
+        let came = |now: Progress| now.done_bytes.saturating_sub(there_bytes);
         let outcome = {
             let mut download = pin!(download.run(&tell));
-            let mut looks = interval(within);
-            looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            // What was there at the look before, if it ran then.
-            let mut seen: Option<u64> = None;
             loop {
                 tokio::select! {
                     outcome = &mut download => break outcome.map_err(WeightsError::Download),
                     Ok(()) = told.changed() => note(*told.borrow_and_update()),
-                    _ = looks.tick() => {
+                    () = looks.next() => {
                         let now = *told.borrow();
                         // Not while another writes the file, nor while the whole is held against its digest.
                         let runs = now.missing_bytes() > 0;
-                        let came = seen.map(|seen| now.done_bytes.saturating_sub(seen));
-                        seen = runs.then_some(now.done_bytes);
-                        if let Some(bytes) = came
-                            && runs
-                            && bytes < least_bytes
+                        let too_few = looks.too_few(runs.then(|| came(now)));
+                        if let Some(bytes) = too_few
                             && self.room_is_wanted()
                         {
+                            let within = looks.within;
                             break Err(WeightsError::TooSlow { bytes, within });
                         }
                     }
                 }
             }
         };
-        note(*told.borrow_and_update());
+        let last = *told.borrow_and_update();
+        looks.ended(came(last));
+        note(last);
         outcome
     }
 }

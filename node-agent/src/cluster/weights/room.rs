@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use prima_weights::{CacheError, Collected, KeptRoom, LocalFile, Room};
 use tokio::task::spawn_blocking;
-use tokio::time::sleep;
+use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
 
 use super::super::metrics::Established;
 use super::{Store, Weights, WeightsError, blocking};
@@ -46,6 +46,51 @@ impl Slowest {
     pub(super) fn bytes(&self, lacking_bytes: u64) -> u64 {
         let per_second = self.bytes_per_second.max(lacking_bytes / ALL_WITHIN);
         (per_second as f64 * self.within.as_secs_f64()) as u64
+    }
+}
+
+/// Whether a model's files come fast enough, all together: of many, each may come between two looks.
+pub(super) struct Looks {
+    /// So often it is looked at.
+    pub within: Duration,
+    least_bytes: u64,
+    ticks: Interval,
+    /// Bytes that came of the files before.
+    before: u64,
+    /// What had come at the look before, if a file came then.
+    seen: Option<u64>,
+}
+
+impl Looks {
+    /// For so many bytes that are lacking.
+    pub(super) fn new(slowest: Slowest, lacking_bytes: u64) -> Self {
+        let mut ticks = interval(slowest.within);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self {
+            within: slowest.within,
+            least_bytes: slowest.bytes(lacking_bytes),
+            ticks,
+            before: 0,
+            seen: None,
+        }
+    }
+
+    /// Until the next look.
+    pub(super) async fn next(&mut self) {
+        self.ticks.tick().await;
+    }
+
+    /// How much came since the look before, if that is too little. `came`: of the file that comes now; `None` if none does.
+    pub(super) fn too_few(&mut self, came: Option<u64>) -> Option<u64> {
+        let now = came.map(|came| self.before.saturating_add(came));
+        let seen = std::mem::replace(&mut self.seen, now);
+        let bytes = now?.saturating_sub(seen?);
+        (bytes < self.least_bytes).then_some(bytes)
+    }
+
+    /// No more comes of this file, of which so much came.
+    pub(super) fn ended(&mut self, came: u64) {
+        self.before = self.before.saturating_add(came);
     }
 }
 
@@ -170,5 +215,26 @@ mod tests {
         assert_eq!(slowest.bytes(4 << 30), 600 * (64 << 10));
         // 500 GB in a week.
         assert_eq!(slowest.bytes(500_000_000_000), 600 * 826_719);
+    }
+
+    #[tokio::test]
+    async fn all_files_of_a_model_have_to_come_fast_enough_together() {
+        let slowest = Slowest {
+            within: Duration::from_secs(3600),
+            bytes_per_second: 1,
+        };
+        let mut looks = Looks::new(slowest, 9);
+        assert_eq!(looks.too_few(None), None);
+        assert_eq!(looks.too_few(Some(5)), None);
+        assert_eq!(looks.too_few(Some(5 + 3600)), None);
+        // Of a file after that one.
+        looks.ended(4000);
+        looks.ended(100);
+        assert_eq!(looks.too_few(Some(7)), Some(502));
+        assert_eq!(looks.too_few(Some(7 + 3600)), None);
+        // Nobody can tell how fast it was while none came.
+        assert_eq!(looks.too_few(None), None);
+        assert_eq!(looks.too_few(Some(4000)), None);
+        assert_eq!(looks.too_few(Some(4001)), Some(1));
     }
 }
