@@ -137,6 +137,7 @@ pub async fn run(machine: Arc<Agent>, plan: PlanOnMachine, end: oneshot::Receive
         held: Vec::new(),
         allowance: None,
         starts: 0,
+        gave_way: 0,
         machine,
         plan,
     };
@@ -193,6 +194,8 @@ struct Member {
     /// As it was read last.
     allowance: Option<Allowance>,
     starts: u32,
+    /// How often in a row its download gave way to others.
+    gave_way: u32,
 }
 
 impl Member {
@@ -218,7 +221,10 @@ impl Member {
                 process.kill().await;
             }
             let pause = match gives_way(&error) {
-                true => OTHERS_PAUSE,
+                true => {
+                    self.gave_way = self.gave_way.saturating_add(1);
+                    OTHERS_PAUSE
+                }
                 false => backoff.next(),
             };
             let observed = observed(&error, pause);
@@ -352,10 +358,11 @@ impl Member {
             fetched_bytes: 0,
             total_bytes: draft.size_bytes as u64,
         });
-        let replaces = self.plan.replaces;
+        let (replaces, gave_way) = (self.plan.replaces, self.gave_way);
         let progress = |share| self.fetches([Some(share), to_come]);
         let part = WantedWeights {
             replaces,
+            gave_way,
             then: fetched_draft,
             ..WantedWeights::of_member(spec, rank)
         };
@@ -365,12 +372,14 @@ impl Member {
             let progress = |share| self.fetches([part, Some(share)]);
             let whole = WantedWeights {
                 replaces,
+                gave_way,
                 ..WantedWeights::whole(draft)
             };
             let whole = weights.obtain(&namespace, whole, progress).await;
             held.push(whole.map_err(MemberError::Draft)?);
         }
         self.share = Share::of_all(held.iter().map(|file| file.share));
+        self.gave_way = 0;
         Ok(held)
     }
 

@@ -92,6 +92,8 @@ pub struct WantedWeights<'a> {
     pub ends: bool,
     /// Whether an earlier plan of the same Model uses files here, which goes when this one's ring serves.
     pub replaces: bool,
+    /// How often in a row this was fetched until others' turn came ([`WeightsError::gives_way`]).
+    pub gave_way: u32,
     /// A model that is fetched next, of which all is: without room for that, too, nothing is fetched.
     pub then: Option<&'a PlannedModel>,
 }
@@ -105,6 +107,7 @@ impl<'a> WantedWeights<'a> {
             layers: windows.map(|window| window.layers()).collect(),
             ends: rank == 0,
             replaces: false,
+            gave_way: 0,
             then: None,
         }
     }
@@ -117,6 +120,7 @@ impl<'a> WantedWeights<'a> {
             layers: vec![all],
             ends: true,
             replaces: false,
+            gave_way: 0,
             then: None,
         }
     }
@@ -354,6 +358,7 @@ impl Weights {
             layers,
             ends,
             replaces,
+            gave_way,
             then,
         } = wanted;
         let Origin {
@@ -444,7 +449,7 @@ impl Weights {
                 }
             },
         };
-        let mut looks = Looks::new(self.0.slowest, missing_bytes);
+        let mut looks = Looks::new(self.0.slowest.after(gave_way), missing_bytes);
         let mut before = 0;
         for (at, (download, there_bytes)) in downloads.into_iter().enumerate() {
             let ended = self.download(download, there_bytes, &mut looks, |done_bytes| {

@@ -16,10 +16,13 @@ use super::{Store, Weights, WeightsError, blocking};
 /// Longer than an agent takes to start, or a plan to replace another: by then the files that they need are in use.
 const COLLECT_INTERVAL: Duration = Duration::from_secs(600);
 
-/// Whoever waits for room tries again within half of this (`member.rs`).
+/// Whoever waits for room tries again after some two minutes at most (`member.rs`); until it knows again that there is none, it asks a GPU, and reads
+/// a header.
 const WAITED_FOR: Duration = Duration::from_secs(300);
 /// In which a download has to bring all that it lacks, if others wait for its room: seconds of a week.
 const ALL_WITHIN: u64 = 7 * 24 * 60 * 60;
+/// A turn has twice the time of the one before as often as this: then it has a week.
+const LONGER_TURNS: u32 = 10;
 
 /// How slow a download may be while others wait for the room that is kept for it. Where nobody waits, it may be as slow as it is: lines differ, and
 /// servers have their clients queue.
@@ -42,6 +45,13 @@ impl Default for Slowest {
 }
 
 impl Slowest {
+    /// For one that gave way so often in a row. Two that are slow would else take turns for ever, if neither can have all in one.
+    pub(super) fn after(self, gave_way: u32) -> Self {
+        let times = 1_u32 << gave_way.min(LONGER_TURNS);
+        let within = self.within.saturating_mul(times);
+        Self { within, ..self }
+    }
+
     /// What comes each time at least, if so much is lacking at the beginning.
     pub(super) fn bytes(&self, lacking_bytes: u64) -> u64 {
         let per_second = self.bytes_per_second.max(lacking_bytes / ALL_WITHIN);
@@ -215,6 +225,15 @@ mod tests {
         assert_eq!(slowest.bytes(4 << 30), 600 * (64 << 10));
         // 500 GB in a week.
         assert_eq!(slowest.bytes(500_000_000_000), 600 * 826_719);
+    }
+
+    #[test]
+    fn who_gave_way_has_a_longer_turn_next() {
+        for (gave_way, times) in [(0, 1), (1, 2), (3, 8), (10, 1024), (u32::MAX, 1024)] {
+            let slowest = Slowest::default().after(gave_way);
+            assert_eq!(slowest.within, Duration::from_secs(600 * times));
+            assert_eq!(slowest.bytes(4 << 30), 600 * times * (64 << 10));
+        }
     }
 
     #[tokio::test]

@@ -64,6 +64,28 @@ impl Stage {
         Weights::open(options).unwrap()
     }
 
+    /// The same with room for the model and little else, for which every download is too slow.
+    fn slow_for_all(&self) -> Weights {
+        let mut weights = self.weights(self.model.len() as u64 + (256 << 10));
+        Arc::get_mut(&mut weights.0).unwrap().slowest = Slowest {
+            within: Duration::from_millis(100),
+            bytes_per_second: 1 << 40,
+        };
+        weights
+    }
+
+    /// The same where another waits for the model's room, and the model takes many of these looks to come.
+    async fn wanted_by_another(&self, model: &PlannedModel) -> Weights {
+        let weights = self.slow_for_all();
+        let in_use = fetched_before(&weights);
+        let error = obtain(&weights, model).await.err().unwrap();
+        assert!(matches!(error, WeightsError::NoRoomYet { .. }), "{error}");
+        drop(in_use);
+        self.hub
+            .control(|control| control.bytes_per_second = Some(2_000_000));
+        weights
+    }
+
     fn url(&self) -> String {
         format!("{}/_files/{FILE}", self.hub.endpoint())
     }
@@ -199,23 +221,7 @@ async fn files_in_use_that_are_in_the_way_are_waited_for() {
 async fn a_slow_download_gives_its_room_to_who_waits_for_it() {
     let stage = Stage::new().await;
     let model = stage.planned(&sha256(&stage.model)).await;
-    let slow_for_all = || {
-        let mut weights = stage.weights(stage.model.len() as u64 + (256 << 10));
-        Arc::get_mut(&mut weights.0).unwrap().slowest = Slowest {
-            within: Duration::from_millis(100),
-            bytes_per_second: 1 << 40,
-        };
-        weights
-    };
-    let weights = slow_for_all();
-    let in_use = fetched_before(&weights);
-    let error = obtain(&weights, &model).await.err().unwrap();
-    assert!(matches!(error, WeightsError::NoRoomYet { .. }), "{error}");
-    drop(in_use);
-
-    stage
-        .hub
-        .control(|control| control.bytes_per_second = Some(2_000_000));
+    let weights = stage.wanted_by_another(&model).await;
     let error = obtain(&weights, &model).await.err().unwrap();
     assert!(matches!(error, WeightsError::TooSlow { .. }), "{error}");
     assert!(error.gives_way() && !error.is_refusal());
@@ -225,7 +231,21 @@ async fn a_slow_download_gives_its_room_to_who_waits_for_it() {
     drop(room.unwrap());
 
     // Where nobody waits, it goes on as it is.
-    let held = obtain(&slow_for_all(), &model).await.unwrap();
+    let weights = stage.slow_for_all();
+    let held = obtain(&weights, &model).await.unwrap();
+    assert!(fs::read(&held.path).unwrap() == stage.model);
+}
+
+#[tokio::test]
+async fn a_download_that_gave_way_often_has_time_to_end() {
+    let stage = Stage::new().await;
+    let model = stage.planned(&sha256(&stage.model)).await;
+    let weights = stage.wanted_by_another(&model).await;
+    let wanted = WantedWeights {
+        gave_way: 10,
+        ..WantedWeights::whole(&model)
+    };
+    let held = weights.obtain("default", wanted, |_| ()).await.unwrap();
     assert!(fs::read(&held.path).unwrap() == stage.model);
 }
 
