@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::slice::from_ref;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -17,13 +17,14 @@ use prima_crds::v1alpha1::node_profile::{
 };
 use prima_engine::GpuFacts;
 use tokio::sync::watch;
+use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::sleep;
 
 use super::backoff::jittered;
 use super::lost_gpu::GpuFailures;
 use super::publish_profile::memory_text;
 use super::{ask_gpu, gpu_clients};
-use crate::available_memory::{self, MemoryNow};
+use crate::available_memory::{self, MemoryError, MemoryNow};
 use crate::profile::gpu::{self, AskedGpu};
 use crate::profile::gpu_power;
 
@@ -84,12 +85,21 @@ impl Drop for Counted {
     }
 }
 
-/// Looks every minute, for ever.
+/// Why a look at the memory failed.
+#[derive(Debug, thiserror::Error)]
+enum LookError {
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error("it was cut short")]
+    Panicked(#[from] JoinError),
+}
+
+/// Looks every minute, for ever; a look that hangs is waited for, and followed by no other.
 pub async fn follow(profile: watch::Sender<NodeProfileStatus>, children: Children) {
     let os = profile.borrow().system.os;
     loop {
         sleep(jittered(INTERVAL)).await;
-        match now(os, &children) {
+        match look(PathBuf::from("/"), os, children.clone()).await {
             Ok(now) => {
                 profile.send_if_modified(|status| update(status, now));
             }
@@ -195,12 +205,15 @@ fn gpu_changed_much(told: &GpuMeasurements, now: i64) -> bool {
     less > told.total_bytes / LESS_WORTH_TELLING || -less > told.total_bytes / WORTH_TELLING
 }
 
-fn now(os: Os, children: &Children) -> Result<MemoryNow, available_memory::MemoryError> {
-    let root = Path::new("/");
-    let mut now = available_memory::read(root, os)?;
-    let held = children.held_bytes(root);
-    now.available = now.available.saturating_add(held).min(now.total);
-    Ok(now)
+/// By the files below `root`. The drivers of GPUs, which answer some of it, may wait for a GPU that hangs: nothing else is to wait with them.
+async fn look(root: PathBuf, os: Os, children: Children) -> Result<MemoryNow, LookError> {
+    let looking = spawn_blocking(move || {
+        let mut now = available_memory::read(&root, os)?;
+        let held = children.held_bytes(&root);
+        now.available = now.available.saturating_add(held).min(now.total);
+        Ok::<_, LookError>(now)
+    });
+    looking.await?
 }
 
 /// Whether the change was worth telling.
@@ -303,6 +316,29 @@ mod tests {
         assert_eq!(children.held_bytes(root.path()), 7 << 20);
         let _without = children.add(8, false);
         assert_eq!(children.held_bytes(root.path()), 9 << 20);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn nothing_else_waits_for_a_driver_that_hangs() {
+        use futures::FutureExt as _;
+        use rustix::fs::{CWD, Mode, mkfifoat};
+
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("proc/7/fdinfo");
+        fs::create_dir_all(&folder).unwrap();
+        let meminfo = "MemTotal: 9000 kB\nMemAvailable: 100 kB\n";
+        fs::write(root.path().join("proc/meminfo"), meminfo).unwrap();
+        // Nothing comes from there until somebody writes.
+        let hangs = folder.join("9");
+        mkfifoat(CWD, &hangs, Mode::RUSR | Mode::WUSR).unwrap();
+        let children = Children::default();
+        let _on_gpu = children.add(7, true);
+        let look = look(root.path().to_owned(), Os::Linux, children.clone());
+        let mut look = std::pin::pin!(look);
+        assert!(look.as_mut().now_or_never().is_none());
+        fs::write(&hangs, "drm-client-id:\t1\ndrm-resident-gtt:\t5 MiB\n").unwrap();
+        assert_eq!(look.await.unwrap().available, (5 << 20) + (100 << 10));
     }
 
     #[test]
