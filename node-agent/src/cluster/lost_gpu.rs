@@ -118,7 +118,10 @@ fn take_out(lost: &mut LostGpus, profile: &watch::Sender<NodeProfileStatus>, why
         !taken.is_empty()
     });
     if taken.is_empty() {
-        tracing::warn!(why, "a GPU was told of that no ring is planned with now");
+        tracing::warn!(
+            why,
+            "a failure was told of a GPU with which no ring is planned now"
+        );
     }
     for (gpu, pause) in taken {
         tracing::error!(
