@@ -14,15 +14,15 @@ use crate::kv_cache::KvCache;
 use crate::model::Model;
 use crate::residency::Residency;
 
-/// Rows of the passes that are compared: many, few, and one more that sees them; products have a kernel for each. The many go on in a second block of
-/// keys and values, so that the others attend in parts which are then combined.
+/// Rows of the passes that are compared: many, few, and one more that sees them; products have a kernel for each, those of experts by other numbers
+/// ([`passes`]). The many go on in a second block of keys and values, so that the others attend in parts which are then combined.
 const PASSES: [usize; 3] = [prima_vulkan::KV_POSITIONS + 6, 3, 1];
 const _: () = assert!(PASSES[0] > prima_vulkan::FEW_ROWS);
 /// How far what a layer adds may be off. Both sides round, each in its own way, to a hundredth of it at most; a wrong kernel is off by all.
 const BOUND: f32 = 0.1;
-/// With experts: how often there are such passes. A row that both sides round differently may go to another expert, where scores are close, and
-/// is then off by what that one makes. Of the rows of a kind of pass, a quarter has to agree.
-const PASSES_WITH_EXPERTS: [usize; 3] = [1, 3, 8];
+/// With experts: how many rows there are of each kind of pass, or more. A row that both sides round differently may go to another expert, where scores
+/// are close, and is then off by what that one makes. Of the rows of a kind of pass, a quarter has to agree.
+const ROWS_WITH_EXPERTS: usize = 8;
 
 /// Rows of the output head that are compared: all go through the same kernels.
 const HEAD_ROWS: usize = 256;
@@ -89,11 +89,13 @@ fn passes(experts: Option<(usize, usize)>, most_rows: usize) -> Vec<(usize, usiz
     let Some((count, used)) = experts else {
         return PASSES.map(|rows| (rows, 1)).to_vec();
     };
-    // So many that even those of each expert are, if a ring ever has them.
-    let many = prima_vulkan::FEW_ROWS * count / used + 1;
-    let many = (many <= most_rows).then_some((many, 1));
-    let others = PASSES.into_iter().zip(PASSES_WITH_EXPERTS);
-    many.into_iter().chain(others).collect()
+    // So many that those of each expert are many, and so many that they are more than one: experts' products have kernels by how many rows an expert
+    // gets on average. If a ring ever has them.
+    let by_expert = [prima_vulkan::FEW_ROWS, 1].map(|rows| rows * count / used + 1);
+    let by_expert = by_expert.into_iter().filter(|rows| *rows <= most_rows);
+    let all = by_expert.chain(PASSES);
+    all.map(|rows| (rows, ROWS_WITH_EXPERTS.div_ceil(rows)))
+        .collect()
 }
 
 /// The part of the output head that is compared.
@@ -190,6 +192,9 @@ fn numbers(seed: usize, count: usize) -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
+    use prima_gguf::GgmlType;
+    use prima_vulkan::ExpertTiles;
+
     use super::*;
 
     /// Of so many results that agree and that do not, whether that is enough.
@@ -207,10 +212,45 @@ mod tests {
     fn experts_many_rows_are_compared_where_passes_have_them() {
         assert_eq!(passes(None, 256), [(70, 1), (3, 1), (1, 1)]);
         let usual = [(70, 1), (3, 3), (1, 8)];
-        assert_eq!(passes(Some((128, 8)), 256), usual);
-        let many = [&[(257, 1)][..], &usual].concat();
+        let few = [&[(17, 1)][..], &usual].concat();
+        assert_eq!(passes(Some((128, 8)), 256), few);
+        let many = [&[(257, 1)][..], &few[..]].concat();
         assert_eq!(passes(Some((128, 8)), 512), many);
-        assert_eq!(passes(Some((128, 4)), 512), usual);
+        let few = [&[(33, 1)][..], &usual].concat();
+        assert_eq!(passes(Some((128, 4)), 512), few);
+        // Of five rows that both sides round differently, more might go elsewhere than of ten.
+        let both = [&[(65, 1), (5, 2)][..], &usual].concat();
+        assert_eq!(passes(Some((8, 2)), 512), both);
+        assert_eq!(passes(Some((128, 1)), 128), usual);
+    }
+
+    #[test]
+    fn experts_few_rows_are_compared_in_every_mixture() {
+        // Mixtral's, Llama 4's, DeepSeek's, Qwen's and others.
+        for (count, used) in [
+            (8, 2),
+            (16, 1),
+            (128, 1),
+            (32, 4),
+            (64, 6),
+            (256, 8),
+            (128, 8),
+            (512, 10),
+            (4, 4),
+        ] {
+            for format in [GgmlType::Q4K, GgmlType::F16] {
+                // Rows that are rounded are not for the kernel for many, and that for one has no more choices than there are experts.
+                let are_few = |rows: usize| {
+                    let tiles = ExpertTiles::new(rows, used, count, [format; 3]).unwrap();
+                    rows * used > count && tiles.input_bytes(256) > 0
+                };
+                let passes = passes(Some((count, used)), 512);
+                assert!(
+                    passes.iter().any(|(rows, _)| are_few(*rows)),
+                    "{used} of {count}, {format}: {passes:?}"
+                );
+            }
+        }
     }
 
     #[test]
