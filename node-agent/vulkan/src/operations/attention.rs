@@ -40,6 +40,13 @@ fn found_bytes(rows_and_heads: usize, parts: usize, value_dim: usize) -> u64 {
     (rows_and_heads * parts * (value_dim + 2) * 4) as u64
 }
 
+/// How many of some groups start at once, in as few starts as there can be with `most` (not 0) of them at once: starts of the same size, as far as that
+/// goes, so that none leaves a GPU with little to do.
+fn evenly(groups: usize, most: usize) -> usize {
+    let starts = groups.div_ceil(most).max(1);
+    groups.div_ceil(starts).max(1)
+}
+
 fn tiles(rows: usize, heads: usize, kv: KvShape) -> usize {
     let queries = match kv.values_in_keys {
         None => QUERIES,
@@ -160,7 +167,8 @@ impl<'a> Pass<'a> {
         };
         // What there is to do grows with the context. Each start has no more groups than have as much to do as a part of a pass may.
         let flop = attention.group_flop(part_blocks);
-        let at_once = (self.device().most_part_flop() / flop).max(1) as usize;
+        let most = (self.device().most_part_flop() / flop).max(1) as usize;
+        let at_once = evenly(groups, most);
         for first in (0..groups).step_by(at_once) {
             let count = at_once.min(groups - first);
             let params = [&params[..], &[first as u32]].concat();
@@ -325,6 +333,26 @@ impl Attention<'_> {
                 (blocks.div_ceil(part_blocks), part_blocks)
             }
             false => (1, blocks),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_start_evenly() {
+        for (groups, most, at_once) in [
+            (256, 232, 128),
+            (256, 256, 256),
+            (256, usize::MAX, 256),
+            (10, 4, 4),
+            (9, 4, 3),
+            (7, 1, 1),
+            (0, 5, 1),
+        ] {
+            assert_eq!(evenly(groups, most), at_once, "{groups} groups, {most}");
         }
     }
 }
