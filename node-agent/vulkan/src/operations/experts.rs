@@ -16,6 +16,8 @@ use crate::pass::{MOST_GROUPS, Pass};
 const MOST_EXPERTS: usize = 512;
 const MOST_USED: usize = 64;
 const MOST_EXPERT_GROUPS: usize = 64;
+/// Bytes of a tile: four words (`shaders/expert_rows.wgsl`).
+pub(super) const TILE_BYTES: u64 = 16;
 
 /// How many rows a pass has, and experts a layer, and how products of them are cut into tiles of rows.
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +80,7 @@ impl ExpertTiles {
             8 * choices,
             4 * choices,
             4 * choices,
-            16 * self.most_tiles() as u64,
+            TILE_BYTES * self.most_tiles() as u64,
         ]
     }
 
@@ -239,6 +241,13 @@ pub(super) fn parts_at_once(
         });
     }
     Ok((bytes, most as usize))
+}
+
+/// How many tiles, each with so much to do, are multiplied at once: as many as `most_flop` are enough for, or the fewest, so that the next ones begin
+/// where a slice may begin.
+fn tiles_at_once(tile_flop: u64, most_flop: u64, alignment: u64) -> usize {
+    let fit = most_flop / tile_flop.max(1);
+    whole_steps(fit, TILE_BYTES, alignment)
 }
 
 impl Device {
@@ -431,7 +440,8 @@ impl<'a> Pass<'a> {
         self.multiply_tiled(tiled, matrix, x, (out, bias))
     }
 
-    /// Multiplies the rows of each tile with its part of the matrix. `bias` is F32, one for each of the matrix's rows.
+    /// Multiplies the rows of each tile with its part of the matrix. `bias` is F32, one for each of the matrix's rows. Where there is more to do than a
+    /// part of a pass may have, it is done tiles by tiles.
     pub(super) fn multiply_tiled(
         &mut self,
         tiled: Tiled<'a>,
@@ -468,39 +478,48 @@ impl<'a> Pass<'a> {
             false => x.rows.cut(cols),
         };
         let flags = u32::from(bias.is_some()) | (u32::from(x_rows.is_none()) << 2);
-        // Of all parts, where every tile has all the rows that it has room for.
-        let flop = 2 * (tile_count * shape.group().0 * own_rows * cols) as u64;
-        let mut first = 0;
-        while first < parts {
-            let part = most.min(parts - first);
-            let bytes = first as u64 * part_bytes..(first + part) as u64 * part_bytes;
-            let params = [
-                cols as u32,
-                own_rows as u32,
-                0,
-                x.rows.count as u32,
-                own_rows as u32,
-                flags,
-                1.0_f32.to_bits(),
-                first as u32,
-                part as u32,
-            ];
-            // As in other products.
-            let bound = [
-                weights.part(bytes),
-                numbers,
-                out,
-                bias.unwrap_or(numbers),
-                numbers,
-                tiles,
-                x_rows.unwrap_or(tiles),
-            ];
-            let across = own_rows.div_ceil(shape.group().1);
-            let groups = [across as u32, tile_count as u32];
-            let kernel = Kernel::MultiplyExperts(shape, format);
-            let flop = flop * part as u64 / parts as u64;
-            self.start_long(kernel, &bound, &params, groups, flop)?;
-            first += part;
+        let (group_rows, group_matrix_rows) = shape.group();
+        let across = own_rows.div_ceil(group_matrix_rows);
+        let kernel = Kernel::MultiplyExperts(shape, format);
+        // Rows that only fill up a tile are computed, too.
+        let tile_flop = 2 * (group_rows * own_rows * cols) as u64;
+        let device = self.device();
+        let at_once = tiles_at_once(tile_flop, device.most_part_flop(), device.alignment());
+        // A kernel counts tiles from the first that is bound. Each writes rows of its own, so none waits for another.
+        for first_tile in (0..tile_count).step_by(at_once) {
+            let count = at_once.min(tile_count - first_tile);
+            let [start, end] =
+                [first_tile, first_tile + count].map(|tile| tile as u64 * TILE_BYTES);
+            let tiles = tiles.part(start..end);
+            for first in (0..parts).step_by(most) {
+                let part = most.min(parts - first);
+                let bytes = first as u64 * part_bytes..(first + part) as u64 * part_bytes;
+                let params = [
+                    cols as u32,
+                    own_rows as u32,
+                    0,
+                    x.rows.count as u32,
+                    own_rows as u32,
+                    flags,
+                    1.0_f32.to_bits(),
+                    first as u32,
+                    part as u32,
+                ];
+                // As in other products.
+                let bound = [
+                    weights.part(bytes),
+                    numbers,
+                    out,
+                    bias.unwrap_or(numbers),
+                    numbers,
+                    tiles,
+                    x_rows.unwrap_or(tiles),
+                ];
+                // Tiles whose part is not bound are not computed: of all tiles each is, once.
+                let flop = count as u64 * tile_flop * part as u64 / parts as u64;
+                let groups = [across as u32, count as u32];
+                self.start_long(kernel, &bound, &params, groups, flop)?;
+            }
         }
         Ok(())
     }
@@ -552,5 +571,24 @@ impl<'a> Pass<'a> {
         ];
         let groups = strided(tiles.rows * fours, 256);
         self.start(Kernel::MixExperts, &slices, &params, groups)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_are_multiplied_as_many_at_once_as_there_may_be() {
+        // Of a gate of Mixtral 8x22B, of which 512 rows are 24 tiles at most: of ten to the eleventh, seven.
+        let tile_flop = 2 * 64 * 16_384 * 6144;
+        let most_flop = 100_000_000_000;
+        for (alignment, at_once) in [(16, 7), (32, 6), (64, 4), (256, 16)] {
+            assert_eq!(tiles_at_once(tile_flop, most_flop, alignment), at_once);
+            // What is more than may be done at once is done.
+            let least = alignment as usize / 16;
+            assert_eq!(tiles_at_once(tile_flop, 1, alignment), least);
+        }
+        assert_eq!(tiles_at_once(0, 1, 16), 1);
     }
 }

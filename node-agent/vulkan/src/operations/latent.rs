@@ -3,7 +3,7 @@
 
 use prima_gguf::GgmlType;
 
-use super::experts::{Tiled, parts_at_once};
+use super::experts::{TILE_BYTES, Tiled, parts_at_once};
 use super::input::{Input, packed_bytes};
 use super::kv::SequenceRows;
 use super::multiply::Matrix;
@@ -256,7 +256,7 @@ impl<'a> Pass<'a> {
         let tiled = Tiled {
             parts: ("heads", tiles.heads),
             shape: tiles.shape(matrix.format, self.device()),
-            tiles: listed.first(16 * tiles.count() as u64),
+            tiles: listed.first(TILE_BYTES * tiles.count() as u64),
             tile_count: tiles.count(),
             rows,
             x_rows: None,

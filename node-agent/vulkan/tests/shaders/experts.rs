@@ -214,6 +214,15 @@ fn experts_without_abilities_and_in_parts() {
             mixed(&device, &small(GgmlType::Q8_0), count);
         }
     }
+    // Some tiles after others, and of these some experts after others.
+    let slow = DEVICE.clone().with_most_part_flop(1);
+    for count in [1, 9, 200] {
+        mixed(&slow, &small(GgmlType::Q8_0), count);
+    }
+    let slow_and_narrow = slow.with_most_bound_bytes(60_000);
+    for count in [9, 45] {
+        mixed(&slow_and_narrow, &small(GgmlType::Q8_0), count);
+    }
     let tiny = DEVICE.clone().with_most_bound_bytes(16_000);
     let layer = small(GgmlType::Q8_0);
     let weights = DEVICE.buffer(5 * 16_320).unwrap();

@@ -272,6 +272,11 @@ fn heads_are_multiplied_each_with_its_own_matrix() {
     for count in [1, 2, 10] {
         head_products(&narrow, GgmlType::Q8_0, 20, count);
     }
+    // Some tiles after others.
+    let slow = DEVICE.clone().with_most_part_flop(1);
+    for count in [1, 3, 70] {
+        head_products(&slow, GgmlType::Q8_0, 20, count);
+    }
 }
 
 /// Of the products, rows of all heads are made.

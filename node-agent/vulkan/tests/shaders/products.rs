@@ -3,7 +3,9 @@
 use half::f16;
 use prima_gguf::GgmlType;
 use prima_kernels as cpu;
-use prima_vulkan::{Device, FEW_ROWS, Matrix, Product, has_kernels, input_bytes};
+use prima_vulkan::{
+    Device, FEW_ROWS, HeadProduct, HeadTiles, Matrix, Product, has_kernels, input_bytes,
+};
 
 use crate::support::{DEVICE, Random, assert_close, buffer, open, read, rounded_to_bytes, rows};
 
@@ -169,6 +171,7 @@ fn a_product_with_much_to_do_is_made_in_parts() {
 #[test]
 fn parts_of_a_pass_have_so_much_to_do() {
     const WIDTH: usize = 16;
+    const HEADS: usize = 64;
     let flop = 2 * (WIDTH * WIDTH) as u64;
     // One of its own, whose timeline knows no other pass.
     let device = open().with_most_part_flop(2 * flop);
@@ -197,4 +200,34 @@ fn parts_of_a_pass_have_so_much_to_do() {
     pass.finish().unwrap();
     // Of two products, two, and one.
     assert_eq!(device.end_timeline().unwrap().computed.len(), 3);
+
+    // Heads, each of them a tile with as much to do.
+    let tiles = HeadTiles::new(1, HEADS);
+    let listed = tiles.listed();
+    let listed_there = device.buffer(4 * listed.len() as u64).unwrap();
+    device.upload(listed_there.whole(), &listed).unwrap();
+    let (weights, x) = (numbers(HEADS * WIDTH * WIDTH), numbers(HEADS * WIDTH));
+    let out = numbers(HEADS * WIDTH);
+    let room = device.buffer(tiles.input_bytes(WIDTH)).unwrap();
+    device.start_timeline().unwrap();
+    let mut pass = device.pass().unwrap();
+    let input = pass.head_input(tiles, x.whole(), WIDTH, room.whole());
+    pass.barrier();
+    let matrix = Matrix {
+        weights: weights.whole(),
+        rows: HEADS * WIDTH,
+        ..matrix
+    };
+    let product = HeadProduct {
+        tiles,
+        listed: listed_there.whole(),
+        x: input.unwrap(),
+        out: out.whole(),
+    };
+    pass.multiply_heads(matrix, product).unwrap();
+    pass.finish().unwrap();
+    // Of two, or as many as end where a slice may begin.
+    let at_once = (device.alignment() as usize / 16).max(2);
+    let parts = device.end_timeline().unwrap().computed.len();
+    assert_eq!(parts, HEADS.div_ceil(at_once));
 }
