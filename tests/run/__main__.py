@@ -52,6 +52,7 @@ PARTS = {
     "prima-tests::local_ring_lent": [
         ("networks", "(test(=machines_of_two_networks_make_a_ring) | test(=a_machine_that_is_cut_off_is_noticed_soon))"),
     ],
+    "prima-engine": [("vulkan", "test(=gpu::vulkan::kv::tests::a_buffer_grows_to_what_a_driver_gives_and_no_further)")],
     "prima-engine::gpu_layers": [("vulkan", "all()")],
     "prima-node-agent": [
         (
