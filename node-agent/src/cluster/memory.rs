@@ -126,12 +126,12 @@ pub async fn follow_gpu(
         if children.use_gpu() || !has_own_gpu_memory(&profile.borrow()) {
             continue;
         }
+        let measured = measured(&profile.borrow());
         let asleep = last.asleep(|gpu| gpu_power::sleeps(Path::new("/"), gpu));
         // Before they are listed: a build for CUDA or Metal opens its GPU for that.
-        if last.all_rest(&asleep) {
+        if last.all_rest(&measured, &asleep) {
             continue;
         }
-        let measured = measured(&profile.borrow());
         let is_due = |gpu: &GpuFacts| is_one_of(&measured, gpu) && !rests(&asleep, gpu);
         match ask_gpu::facts_of(is_due).await {
             // A member that has begun meanwhile may hold some of it already, or be why it is full.
@@ -163,10 +163,12 @@ impl AskedLast {
         asleep.collect()
     }
 
-    /// Whether there is one, and none is to be asked.
-    fn all_rest(&self, asleep: &Asleep) -> bool {
-        let mut known = self.0.values();
-        !self.0.is_empty() && known.all(|(gpu, _)| rests(asleep, gpu))
+    /// Whether none of these is to be asked. One that was never asked is, such as one that could not be used until now.
+    fn all_rest(&self, measured: &[GpuProfile], asleep: &Asleep) -> bool {
+        measured.iter().all(|gpu| {
+            let mut asked = self.0.values();
+            asked.any(|(facts, _)| is_one_of(from_ref(gpu), facts) && rests(asleep, facts))
+        })
     }
 
     /// `asleep`: those that slept before these were asked.
@@ -365,32 +367,62 @@ mod tests {
         }
     }
 
+    fn twins() -> [GpuFacts; 2] {
+        ["0000:01:00.0", "0000:02:00.0"].map(twin)
+    }
+
+    fn profile_of(facts: &GpuFacts) -> GpuProfile {
+        GpuProfile {
+            name: facts.name.clone(),
+            pci_address: facts.pci_address.clone(),
+            backend: GpuBackend::Vulkan,
+            unusable: None,
+            measured: Some(measured_gpu(false)),
+        }
+    }
+
+    /// Which of the twins are asked at a look, where these can be used, and these sleep; none where all rest.
+    fn look(last: &mut AskedLast, usable: &[&GpuFacts], sleeping: &[&GpuFacts]) -> [bool; 2] {
+        let usable: Vec<GpuProfile> = usable.iter().map(|facts| profile_of(facts)).collect();
+        let asleep = last.asleep(|gpu| sleeping.contains(&gpu));
+        let twins = twins();
+        let due = [0, 1].map(|i| is_one_of(&usable, &twins[i]) && !rests(&asleep, &twins[i]));
+        let asked = twins.into_iter().zip(due).filter(|(_, is_due)| *is_due);
+        let asked: Vec<AskedGpu> = asked.map(|(gpu, _)| (gpu, None)).collect();
+        assert_eq!(last.all_rest(&usable, &asleep), asked.is_empty());
+        last.learn(&asked, &asleep);
+        due
+    }
+
     #[test]
     fn a_gpu_that_sleeps_is_asked_once_whatever_another_does() {
-        let (first, second) = (twin("0000:01:00.0"), twin("0000:02:00.0"));
+        let [first, second] = &twins();
         let mut last = AskedLast::default();
-        // Which of them are asked at a look, where these sleep; none where all rest.
-        let mut look = |sleeping: &[&GpuFacts]| {
-            let asleep = last.asleep(|gpu| sleeping.contains(&gpu));
-            let due = [&first, &second].map(|gpu| !rests(&asleep, gpu));
-            let asked = [&first, &second].into_iter().zip(due);
-            let asked = asked.filter(|(_, is_due)| *is_due);
-            let asked: Vec<AskedGpu> = asked.map(|(gpu, _)| (gpu.clone(), None)).collect();
-            assert_eq!(last.all_rest(&asleep), asked.is_empty());
-            last.learn(&asked, &asleep);
-            due
-        };
-        assert_eq!(look(&[&first]), [true, true]);
+        let mut look = |sleeping: &[&GpuFacts]| look(&mut last, &[first, second], sleeping);
+        assert_eq!(look(&[first]), [true, true]);
         for _ in 0..3 {
             assert_eq!(look(&[]), [true, true]);
-            assert_eq!(look(&[&first]), [true, true]);
-            assert_eq!(look(&[&first]), [false, true]);
-            assert_eq!(look(&[&first]), [false, true]);
-            assert_eq!(look(&[&first, &second]), [false, true]);
-            assert_eq!(look(&[&first, &second]), [false, false]);
+            assert_eq!(look(&[first]), [true, true]);
+            assert_eq!(look(&[first]), [false, true]);
+            assert_eq!(look(&[first]), [false, true]);
+            assert_eq!(look(&[first, second]), [false, true]);
+            assert_eq!(look(&[first, second]), [false, false]);
             // One is awake again.
-            assert_eq!(look(&[&second]), [true, false]);
+            assert_eq!(look(&[second]), [true, false]);
         }
+    }
+
+    #[test]
+    fn a_gpu_that_comes_back_is_asked_while_another_sleeps() {
+        let [first, second] = &twins();
+        let mut last = AskedLast::default();
+        // The second has failed before the first look.
+        for asked in [true, true, false] {
+            assert_eq!(look(&mut last, &[first], &[first]), [asked, false]);
+        }
+        assert_eq!(look(&mut last, &[first, second], &[first]), [false, true]);
+        // It fails again, and was awake: nobody looks because of that.
+        assert_eq!(look(&mut last, &[first], &[first]), [false, false]);
     }
 
     #[test]
@@ -398,19 +430,11 @@ mod tests {
         let yaml = include_str!("../../../crds/tests/node-profile.yaml");
         let profile = NodeProfile::from_yaml("node-profile.yaml", yaml).unwrap();
         let mut status = profile.status.unwrap();
-        let (first, second) = (twin("0000:01:00.0"), twin("0000:02:00.0"));
-        status.gpus = [&first, &second]
-            .map(|facts| GpuProfile {
-                name: facts.name.clone(),
-                pci_address: facts.pci_address.clone(),
-                backend: GpuBackend::Vulkan,
-                unusable: None,
-                measured: Some(measured_gpu(false)),
-            })
-            .to_vec();
+        let twins = twins();
+        status.gpus = twins.each_ref().map(profile_of).to_vec();
         let asked = |status: &NodeProfileStatus| {
             let measured = measured(status);
-            [&first, &second].map(|facts| is_one_of(&measured, facts))
+            twins.each_ref().map(|facts| is_one_of(&measured, facts))
         };
         assert_eq!(asked(&status), [true, true]);
         // It has failed.
