@@ -15,6 +15,8 @@ pub struct Machine {
     pub facts: GpuFacts,
     /// Whether the driver computes on the processor.
     pub software: bool,
+    /// Whether its driver has a clock that tells when it computes: not every one has.
+    pub has_clock: bool,
     driver: String,
     processor: String,
     /// What `prima-node-agent inspect --gpu` prints.
@@ -27,12 +29,15 @@ impl Machine {
     pub fn inspect() -> Result<Machine, CheckError> {
         let gpu = Gpu::open().map_err(CheckError::NoGpu)?;
         let facts = gpu.facts()?;
+        let has_clock = gpu.start_timeline().is_ok();
+        gpu.end_timeline()?;
         let mut inspect = Command::new(inputs::program("prima-node-agent"));
         Ok(Machine {
             software: std::env::var_os("PRIMA_GPU").is_some_and(|choice| choice == "software"),
             driver: driver(&facts.name),
             processor: processor(),
             inspected: output(inspect.args(["inspect", "--gpu"]))?,
+            has_clock,
             gpu,
             facts,
         })

@@ -67,7 +67,7 @@ fn check() -> Result<Report, CheckError> {
         });
     }
     for left_out in programs::left_out(&machine) {
-        report.leave_out(left_out);
+        report.leave_out(&left_out);
     }
     let small = &models.small;
     let expected = step(&mut report, "a ring on the processor alone", || {
