@@ -4,7 +4,8 @@
 //! Several GPUs of a machine are one to the planner: with the memory of all, and as fast as the slowest. Which of them gets which layers, the
 //! machine's agent decides when it loads them: GPU by GPU, as many as have room. With n GPUs, n - 1 of them may be left with less room than a
 //! layer takes. So all layers have a place as soon as they have that much less than all the room, wherever it is: what other rings hold may
-//! lie on any of these GPUs. The fastest gets layers first, and has what is no layer. One that makes the others wait for more than its room is worth is left out.
+//! lie on any of these GPUs. The fastest gets layers first, and has what is no layer. One that makes the others wait for more than its room is worth is left out,
+//! and so is one that has no room for a layer, if another has.
 
 use std::ptr;
 
@@ -83,7 +84,7 @@ impl<'a> DeviceGpus<'a> {
             options,
             named,
             unused: unused.filter(|_| able.is_empty()),
-            chosen: fastest_first(able, name, spec, options)?,
+            chosen: with_room(fastest_first(able, name, spec, options)?, sizes),
         };
         let count = gpus.best_count(name, cpu)?;
         gpus.chosen.truncate(count);
@@ -232,11 +233,36 @@ fn fastest_first<'a>(
     Ok(timed.into_iter().map(|(_, gpu)| gpu).collect())
 }
 
+/// Without those that have no room for a layer, if another has: of other programs, or of another Model's ring. The fastest would have what is no
+/// layer, which would find no room there. Of several with one name, plans cannot say which: they stay if one of them has room.
+fn with_room<'a>(gpus: Vec<&'a GpuProfile>, sizes: &ModelSizes) -> Vec<&'a GpuProfile> {
+    let has_room = |gpu: &GpuProfile| {
+        let measured = gpu.measured.as_ref();
+        let own = measured.and_then(GpuMeasurements::own_available_bytes);
+        // One that shares the machine's memory has none of its own to lack.
+        own.is_none_or(|bytes| bytes as f64 >= least_bytes(sizes))
+    };
+    let stays = |gpu: &GpuProfile| {
+        let mut same = gpus.iter().filter(|one| one.plan_name() == gpu.plan_name());
+        same.any(|&one| has_room(one))
+    };
+    let with_room: Vec<&'a GpuProfile> = gpus.iter().copied().filter(|&gpu| stays(gpu)).collect();
+    match with_room.is_empty() {
+        true => gpus,
+        false => with_room,
+    }
+}
+
 /// What so many GPUs take beyond one: what passes take on each, and on all but one room that is less than a layer's.
 fn split_bytes(gpus: usize, sizes: &ModelSizes) -> f64 {
+    gpus.saturating_sub(1) as f64 * least_bytes(sizes)
+}
+
+/// What passes take on a GPU, and the largest layer with its keys and values.
+fn least_bytes(sizes: &ModelSizes) -> f64 {
     let largest_kv = sizes.kv_of_layers.iter().copied().fold(1.0, f64::max);
     let layer = LARGEST_LAYER * sizes.layer_bytes + largest_kv * sizes.gpu_layer_kv_bytes;
-    gpus.saturating_sub(1) as f64 * (sizes.gpu_buffer_bytes + layer)
+    sizes.gpu_buffer_bytes + layer
 }
 
 /// Why no layer can be on a GPU whose driver limits buffers, if so. (Where some layers have windows, nobody chooses which a GPU gets.)

@@ -263,6 +263,12 @@ fn a_second_gpu_gives_the_room_that_the_first_lacks() {
     let found = both.memory_bytes.unwrap();
     assert!((found - room).abs() < 1.0, "{found} {room}");
 
+    // One without room for as much as that has no layer, however fast it is. Where none has more, the first stays.
+    let named = |first: i64, second: i64| device(first, second).gpus;
+    assert_eq!(named(split as i64 - MB, 11 * GIB), ADDRESSES[1..]);
+    assert_eq!(named(split as i64 + MB, 11 * GIB), ADDRESSES);
+    assert_eq!(named(split as i64 - MB, split as i64 - MB), ADDRESSES[..1]);
+
     // What is no layer lies on the first, as much of it as has room.
     let on_first = |bytes: f64| {
         let first = device((sizes.gpu_buffer_bytes + bytes) as i64, 11 * GIB);
@@ -363,12 +369,12 @@ fn what_is_no_layer_is_on_the_first_gpu_or_none() {
     let all = rank_0(&cluster);
     assert!(all.gpu_layers == 32 && all.output_head_on_gpu);
     assert_eq!(names(&all), ADDRESSES[..1]);
-    // The first has no room left.
+    // The first has no room left: another program has it.
     let first = &mut cluster[0].status.as_mut().unwrap().gpus[0];
     first.measured.as_mut().unwrap().available_bytes = 0;
     let other = rank_0(&cluster);
-    assert!(other.gpu_layers == 32 && !other.output_head_on_gpu);
-    assert_eq!(names(&other), ADDRESSES);
+    assert!(other.gpu_layers == 32 && other.output_head_on_gpu);
+    assert_eq!(names(&other), ADDRESSES[1..]);
     // It is out of the profile.
     fail(&mut cluster, 0);
     let without = rank_0(&cluster);
