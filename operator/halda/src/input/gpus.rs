@@ -216,21 +216,30 @@ impl<'a> DeviceGpus<'a> {
 }
 
 /// By the time that a layer takes for a token: so the slowest of any number of them is the last, and can be left out. Equal ones stay in their order.
+/// Those of one name count as the slowest of them: an agent takes such in the order in which it lists them, whichever a plan means.
 fn fastest_first<'a>(
     gpus: Vec<&'a GpuProfile>,
     name: &str,
     spec: &ModelProfileSpec,
     options: &Options,
 ) -> Result<Vec<&'a GpuProfile>, InputError> {
-    let mut timed = Vec::with_capacity(gpus.len());
+    let mut timed: Vec<(f64, &'a GpuProfile)> = Vec::with_capacity(gpus.len());
     for gpu in gpus {
         if let Some(measured) = &gpu.measured {
             let layer = Part::of_gpu(measured).layer_cost(name, spec, options)?;
             timed.push((layer.decode_seconds, gpu));
         }
     }
-    timed.sort_by(|(one, _), (other, _)| one.total_cmp(other));
-    Ok(timed.into_iter().map(|(_, gpu)| gpu).collect())
+    let slowest = |gpu: &GpuProfile| {
+        let same = timed
+            .iter()
+            .filter(|(_, one)| one.plan_name() == gpu.plan_name());
+        same.map(|(seconds, _)| *seconds).fold(0.0, f64::max)
+    };
+    let by_name = timed.iter().map(|&(_, gpu)| (slowest(gpu), gpu));
+    let mut by_name: Vec<(f64, &'a GpuProfile)> = by_name.collect();
+    by_name.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+    Ok(by_name.into_iter().map(|(_, gpu)| gpu).collect())
 }
 
 /// Without those that have no room for a layer, if another has: of other programs, or of another Model's ring. The fastest would have what is no

@@ -441,6 +441,39 @@ pub fn copying(mut cluster: Vec<NodeProfile>) -> Vec<NodeProfile> {
     cluster
 }
 
+/// Where no place on the PCI bus is known, plans name two by one name, and the agent takes the one that it lists first.
+#[test]
+fn gpus_of_one_name_stay_as_they_are_listed() {
+    let model = model("llama-3-8b");
+    let mut cluster = with_two_gpus();
+    let gpus = &mut cluster[0].status.as_mut().unwrap().gpus;
+    for gpu in gpus.iter_mut() {
+        gpu.pci_address = None;
+    }
+    // The second is faster, and has less room.
+    let second = gpus[1].measured.as_mut().unwrap();
+    (second.available_bytes, second.total_bytes) = (GIB, GIB);
+    second.throughput[0].decode_bytes_per_second *= 2;
+    let of = |cluster: &[NodeProfile]| {
+        let input = PlanningInput::new(&model, cluster, &options()).unwrap();
+        let device = &input.devices[0];
+        let head = device.gpu.as_ref().unwrap().head_seconds;
+        (device.gpus.len(), head.is_some())
+    };
+    assert_eq!(of(&cluster), (1, true));
+    // Nor can a plan mean the second alone where the first is full.
+    let gpus = &mut cluster[0].status.as_mut().unwrap().gpus;
+    gpus.reverse();
+    gpus[0].measured.as_mut().unwrap().available_bytes = 0;
+    assert_eq!(of(&cluster), (2, false));
+    // With their places known, it is named.
+    let gpus = cluster[0].status.as_mut().unwrap().gpus.iter_mut();
+    for (gpu, address) in gpus.zip(ADDRESSES) {
+        gpu.pci_address = Some(address.to_owned());
+    }
+    assert_eq!(of(&cluster), (1, true));
+}
+
 /// The first alone gets what is copied.
 #[test]
 fn without_layers_on_gpus_one_of_two_is_taken() {
