@@ -188,11 +188,11 @@ fn fill(input: &PlanningInput, members: &[usize], rank0: usize) -> Option<Propos
                     };
                     let all = layers_in(memory - passes, gpu_layer);
                     let on_gpu = lent_bytes.map_or(all, |lent| all.min(on_gpu_of(lent)));
-                    room = match (on_gpu == all, on_gpu) {
-                        (true, _) => 0,
+                    room = match (on_gpu, on_gpu == all) {
                         // It is not used.
-                        (false, 0) => room,
-                        (false, _) => layers_in(memory - passes - on_gpu as f64 * gpu_layer, layer),
+                        (0, _) => room,
+                        (_, true) => 0,
+                        (_, false) => layers_in(memory - passes - on_gpu as f64 * gpu_layer, layer),
                     };
                     on_gpu
                 }
@@ -313,5 +313,28 @@ mod tests {
             rings.collect()
         };
         assert_eq!(rings(&many), rings(&few));
+    }
+
+    /// What passes take on a GPU that shares the machine's memory leaves no room for the layer there.
+    #[test]
+    fn a_layer_without_room_on_a_shared_gpu_is_the_processors() {
+        let model = include_str!("../../samples/models/qwen3-8b.yaml");
+        let model = ModelProfile::from_yaml("model", model).unwrap();
+        let machines = include_str!("../../samples/machines/gaming-pc-and-laptop.yaml");
+        let mut machines = NodeProfile::all_from_yaml("machines", machines).unwrap();
+        machines.truncate(1);
+        let gpu = &mut machines[0].status.as_mut().unwrap().gpus[0];
+        gpu.measured.as_mut().unwrap().unified_memory = true;
+        let mut input = PlanningInput::new(&model, &machines, &Options::default()).unwrap();
+        input.model.layers = 1;
+        let (sizes, device) = (&input.model, &mut input.devices[0]);
+        let gpu = device.gpu.as_ref().unwrap();
+        assert!(gpu.memory_bytes.is_none());
+        let layer = sizes.layer_bytes + sizes.layer_kv_bytes;
+        let beside = sizes.head_bytes + sizes.rank0_bytes + sizes.buffer_bytes;
+        device.memory_bytes = beside + layer + sizes.gpu_buffer_bytes / 2.0;
+        device.disk_bytes_per_second = None;
+        let (_, shares) = fill(&input, &[0], 0).unwrap();
+        assert_eq!((shares[0].cpu_layers, shares[0].gpu_layers), (1, 0));
     }
 }
