@@ -237,6 +237,7 @@ mod tests {
             assert_eq!(members.len(), count as usize);
             for own in members.iter().map(of_gpu) {
                 assert_eq!(own.available_bytes, whole.available_bytes / count);
+                assert_eq!(own.total_bytes, whole.total_bytes / count);
                 let rates = |gpu: &GpuMeasurements| {
                     let Throughput {
                         decode_bytes_per_second: decode,
