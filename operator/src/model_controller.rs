@@ -42,7 +42,7 @@ pub use apply::{MANAGER, OURS};
 use decide::DecisionKind;
 pub use decide::{Question, is_said_to_be_displaced};
 use dereference::World;
-use planner::{PATIENCE, Planner, Search};
+use planner::{PATIENCE, Planner, Searches};
 pub use reached::{Reached, keep as keep_reached};
 use resolve::{HeaderReader, Looks};
 use standing::Standings;
@@ -78,8 +78,7 @@ struct ReconcileState {
     unsaid: u32,
     looks: Looks,
     decided: decide::State,
-    /// A search that has no answer yet.
-    search: Option<Search>,
+    searches: Searches,
     written: apply::Written,
     led: apply::Led,
     /// The status that was written last.
@@ -223,11 +222,11 @@ async fn steps(
             // Other Models go on meanwhile. By the time of the answer, the world may have changed.
             DecisionKind::Ask(question) if patient => {
                 drop(alone);
-                let search = &mut state.search;
+                let searches = &mut state.searches;
                 let answer =
                     context
                         .planner
-                        .answer(model.as_ref().into(), *question, search, until);
+                        .answer(model.as_ref().into(), *question, searches, until);
                 match answer.await.map_err(ControllerError::Planning)? {
                     Some(answer) => state.decided.learn(answer),
                     None => patient = false,

@@ -1,8 +1,8 @@
 //! Runs the planner beside the reconciles: searches take from milliseconds to many seconds, and no Model waits for another's. A reconcile
 //! waits a moment for its answer; a search that takes longer goes on. When it ends, the Model is reconciled again.
 //!
-//! A search that has begun cannot be stopped. So a Model has one at a time, whatever becomes of the Model meanwhile: its newest question waits
-//! until the search for an older one has ended.
+//! A search that has begun cannot be stopped. So a Model has one of a kind at a time, whatever becomes of the Model meanwhile: its newest question
+//! waits until the search for an older one has ended. One that is urgent waits for none that is not, of any Model.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,19 +22,37 @@ pub struct Planner {
     metrics: Arc<Metrics>,
     /// Limits searches that keep nobody waiting,
     leisurely: Arc<Semaphore>,
-    /// and those without which no client is answered.
+    /// and those of Models whose ring is broken, and none of whose rings answers.
     urgent: Arc<Semaphore>,
     answered: mpsc::UnboundedSender<ObjectRef<Model>>,
 }
 
-/// A search of one Model. If this is dropped before its turn has come, nobody searches.
-pub struct Search {
+/// The searches of one Model.
+pub struct Searches {
+    /// The last one, which has no answer yet.
+    last: Option<Search>,
+    /// What a search that is not urgent holds from its turn to its end,
+    leisurely: Arc<Semaphore>,
+    /// and what one holds that is.
+    urgent: Arc<Semaphore>,
+}
+
+impl Default for Searches {
+    fn default() -> Self {
+        Self {
+            last: None,
+            leisurely: Arc::new(Semaphore::new(1)),
+            urgent: Arc::new(Semaphore::new(1)),
+        }
+    }
+}
+
+/// If this is dropped before its turn has come, nobody searches.
+struct Search {
     fingerprint: String,
     urgent: bool,
     /// It has had its turn.
     begun: Arc<AtomicBool>,
-    /// The Model's: the search that runs holds it to its end.
-    of_model: Arc<Semaphore>,
     task: JoinHandle<Result<Answer, JoinError>>,
 }
 
@@ -76,8 +94,8 @@ impl Planner {
         (planner, models)
     }
 
-    /// The answer, if it is there before `until`. `search`: the last search of the same Model, if any; once another question is asked, it is given
-    /// up, and the next one begins when it has ended.
+    /// The answer, if it is there before `until`. `searches`: those of the same Model; once another question is asked, the last one is given up, and
+    /// the next one of its kind begins when it has ended.
     ///
     /// # Errors
     /// If the search ended without an answer, which is a mistake in the planner.
@@ -85,43 +103,35 @@ impl Planner {
         &self,
         model: ObjectRef<Model>,
         question: Question,
-        search: &mut Option<Search>,
+        searches: &mut Searches,
         until: Instant,
     ) -> Result<Option<Answer>, JoinError> {
-        let mut current = match search.take() {
+        let mut current = match searches.last.take() {
             Some(search) if search.is_for(&question) => search,
-            before => {
-                let of_model = before.map(|before| before.of_model.clone());
-                let of_model = of_model.unwrap_or_else(|| Arc::new(Semaphore::new(1)));
-                self.begin(model, question, of_model)
-            }
+            _ => self.begin(model, question, searches),
         };
         match timeout_at(until.into(), &mut current.task).await {
             Ok(ended) => ended?.map(Some),
             Err(_) => {
-                *search = Some(current);
+                searches.last = Some(current);
                 Ok(None)
             }
         }
     }
 
-    fn begin(
-        &self,
-        model: ObjectRef<Model>,
-        question: Question,
-        of_model: Arc<Semaphore>,
-    ) -> Search {
+    fn begin(&self, model: ObjectRef<Model>, question: Question, searches: &Searches) -> Search {
         let (fingerprint, urgent) = (question.fingerprint.clone(), question.urgent);
         let (search, metrics, answered) =
             (self.search, self.metrics.clone(), self.answered.clone());
-        let turns = match urgent {
-            true => self.urgent.clone(),
-            false => self.leisurely.clone(),
+        let (only, turns) = match urgent {
+            true => (&searches.urgent, &self.urgent),
+            false => (&searches.leisurely, &self.leisurely),
         };
+        let (only, turns) = (only.clone(), turns.clone());
         let begun = Arc::new(AtomicBool::new(false));
-        let (only, begins) = (of_model.clone(), begun.clone());
+        let begins = begun.clone();
         let task = tokio::spawn(async move {
-            // No turn is taken while the Model's last search goes on. The semaphores are never closed.
+            // No turn is taken while the Model's last search of this kind goes on. The semaphores are never closed.
             let only = only.acquire_owned().await.ok();
             let turn = turns.acquire_owned().await.ok();
             begins.store(true, Ordering::Relaxed);
@@ -144,7 +154,6 @@ impl Planner {
             fingerprint,
             urgent,
             begun,
-            of_model,
             task,
         }
     }
@@ -225,15 +234,15 @@ mod tests {
         let (planner, mut answered) = Planner::new(search, Arc::new(Metrics::new()));
         let long = Withheld("long");
         let_answer("urgent");
-        let mut others: Vec<Option<Search>> = (0..3).map(|_| None).collect();
-        for (index, search) in others.iter_mut().enumerate() {
+        let mut others: Vec<Searches> = (0..3).map(|_| Searches::default()).collect();
+        for (index, searches) in others.iter_mut().enumerate() {
             let model = ObjectRef::new(&format!("slow-{index}"));
-            let answer = planner.answer(model, question("long", false), search, soon());
+            let answer = planner.answer(model, question("long", false), searches, soon());
             assert!(answer.await.unwrap().is_none());
         }
         // It has an answer before any of the others.
-        let (model, search) = (ObjectRef::new("broken"), &mut None);
-        let answer = planner.answer(model, question("urgent", true), search, some_time());
+        let (model, searches) = (ObjectRef::new("broken"), &mut Searches::default());
+        let answer = planner.answer(model, question("urgent", true), searches, some_time());
         assert_eq!(answer.await.unwrap().unwrap().fingerprint, "urgent");
         assert_eq!(answered.recv().await.unwrap().name, "broken");
         drop(long);
@@ -249,16 +258,21 @@ mod tests {
             some_time(),
         );
         assert!(answer.await.unwrap().is_some());
-        assert!(others[index].is_none());
+        assert!(others[index].last.is_none());
     }
 
     #[tokio::test]
     async fn the_newest_question_waits_for_the_search_under_way() {
         let (planner, _answered) = Planner::new(search, Arc::new(Metrics::new()));
         let first = Withheld("first");
-        let mut search = None;
+        let mut searches = Searches::default();
         let model = ObjectRef::new("m");
-        let none = planner.answer(model.clone(), question("first", true), &mut search, soon());
+        let none = planner.answer(
+            model.clone(),
+            question("first", true),
+            &mut searches,
+            soon(),
+        );
         assert!(none.await.unwrap().is_none());
         while searched_of(&["first"]).is_empty() {
             sleep(Duration::from_millis(1)).await;
@@ -266,40 +280,70 @@ mod tests {
         for asked in ["second", "third"] {
             let_answer(asked);
             let question = question(asked, true);
-            let answer = planner.answer(model.clone(), question, &mut search, soon());
+            let answer = planner.answer(model.clone(), question, &mut searches, soon());
             assert!(answer.await.unwrap().is_none());
         }
         drop(first);
         let question = question("third", true);
-        let answer = planner.answer(model, question, &mut search, some_time());
+        let answer = planner.answer(model, question, &mut searches, some_time());
         assert_eq!(answer.await.unwrap().unwrap().fingerprint, "third");
         let searched = searched_of(&["first", "second", "third"]);
         assert_eq!(searched, ["first", "first ended", "third", "third ended"]);
     }
 
     #[tokio::test]
+    async fn a_broken_ring_waits_for_no_leisurely_search_of_its_own() {
+        let (planner, _answered) = Planner::new(search, Arc::new(Metrics::new()));
+        let own = Withheld("own");
+        let (model, mut searches) = (ObjectRef::new("m"), Searches::default());
+        let leisurely = question("own", false);
+        let none = planner.answer(model.clone(), leisurely, &mut searches, soon());
+        assert!(none.await.unwrap().is_none());
+        while searched_of(&["own"]).is_empty() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        let_answer("lost");
+        let urgent = question("lost", true);
+        let answer = planner.answer(model.clone(), urgent, &mut searches, some_time());
+        assert_eq!(answer.await.unwrap().unwrap().fingerprint, "lost");
+        assert_eq!(searched_of(&["own"]), ["own"]);
+        // The next one that is not urgent waits for it still.
+        let_answer("later");
+        let leisurely = question("later", false);
+        let none = planner.answer(model.clone(), leisurely, &mut searches, soon());
+        assert!(none.await.unwrap().is_none());
+        assert!(searched_of(&["later"]).is_empty());
+        drop(own);
+        let leisurely = question("later", false);
+        let answer = planner.answer(model, leisurely, &mut searches, some_time());
+        assert_eq!(answer.await.unwrap().unwrap().fingerprint, "later");
+        let searched = searched_of(&["own", "later"]);
+        assert_eq!(searched, ["own", "own ended", "later", "later ended"]);
+    }
+
+    #[tokio::test]
     async fn few_urgent_ones_are_searched_for_at_once() {
         let (planner, _answered) = Planner::new(search, Arc::new(Metrics::new()));
         let held = Withheld("held");
-        let mut others: Vec<Option<Search>> = (0..URGENT).map(|_| None).collect();
-        for (index, search) in others.iter_mut().enumerate() {
+        let mut others: Vec<Searches> = (0..URGENT).map(|_| Searches::default()).collect();
+        for (index, searches) in others.iter_mut().enumerate() {
             let model = ObjectRef::new(&format!("broken-{index}"));
-            let answer = planner.answer(model, question("held", true), search, soon());
+            let answer = planner.answer(model, question("held", true), searches, soon());
             assert!(answer.await.unwrap().is_none());
         }
         let_answer("one more");
         let_answer("calm");
-        let (model, mut search) = (ObjectRef::new("m"), None);
+        let (model, mut searches) = (ObjectRef::new("m"), Searches::default());
         let question_of_this = || question("one more", true);
-        let answer = planner.answer(model.clone(), question_of_this(), &mut search, soon());
+        let answer = planner.answer(model.clone(), question_of_this(), &mut searches, soon());
         assert!(answer.await.unwrap().is_none());
         // Others have turns of their own.
-        let (calm, own) = (ObjectRef::new("calm"), &mut None);
+        let (calm, own) = (ObjectRef::new("calm"), &mut Searches::default());
         let answer = planner.answer(calm, question("calm", false), own, some_time());
         assert!(answer.await.unwrap().is_some());
         assert!(searched_of(&["one more"]).is_empty());
         drop(held);
-        let answer = planner.answer(model, question_of_this(), &mut search, some_time());
+        let answer = planner.answer(model, question_of_this(), &mut searches, some_time());
         assert!(answer.await.unwrap().is_some());
     }
 
@@ -307,22 +351,22 @@ mod tests {
     async fn a_question_that_becomes_urgent_waits_no_longer() {
         let (planner, _answered) = Planner::new(search, Arc::new(Metrics::new()));
         let _slow = Withheld("slow");
-        let mut others: Vec<Option<Search>> = (0..LEISURELY).map(|_| None).collect();
-        for (index, search) in others.iter_mut().enumerate() {
+        let mut others: Vec<Searches> = (0..LEISURELY).map(|_| Searches::default()).collect();
+        for (index, searches) in others.iter_mut().enumerate() {
             let model = ObjectRef::new(&format!("other-{index}"));
-            let answer = planner.answer(model, question("slow", false), search, soon());
+            let answer = planner.answer(model, question("slow", false), searches, soon());
             assert!(answer.await.unwrap().is_none());
         }
         let_answer("breaks");
-        let (model, mut search) = (ObjectRef::new("m"), None);
+        let (model, mut searches) = (ObjectRef::new("m"), Searches::default());
         let answer = planner.answer(
             model.clone(),
             question("breaks", false),
-            &mut search,
+            &mut searches,
             soon(),
         );
         assert!(answer.await.unwrap().is_none());
-        let answer = planner.answer(model, question("breaks", true), &mut search, some_time());
+        let answer = planner.answer(model, question("breaks", true), &mut searches, some_time());
         assert!(answer.await.unwrap().is_some());
         assert_eq!(searched_of(&["breaks"]), ["breaks", "breaks ended"]);
     }
@@ -332,24 +376,24 @@ mod tests {
         let (planner, _answered) = Planner::new(search, Arc::new(Metrics::new()));
         let now = Instant::now();
         let taken = Withheld("taken");
-        let mut others: Vec<Option<Search>> = (0..LEISURELY).map(|_| None).collect();
-        for (index, search) in others.iter_mut().enumerate() {
+        let mut others: Vec<Searches> = (0..LEISURELY).map(|_| Searches::default()).collect();
+        for (index, searches) in others.iter_mut().enumerate() {
             let model = ObjectRef::new(&format!("other-{index}"));
-            let answer = planner.answer(model, question("taken", false), search, now);
+            let answer = planner.answer(model, question("taken", false), searches, now);
             assert!(answer.await.unwrap().is_none());
         }
-        let (model, mut search) = (ObjectRef::new("m"), None);
+        let (model, mut searches) = (ObjectRef::new("m"), Searches::default());
         for asked in ["oldest", "older", "newest"] {
             let_answer(asked);
             let question = question(asked, false);
-            let answer = planner.answer(model.clone(), question, &mut search, now);
+            let answer = planner.answer(model.clone(), question, &mut searches, now);
             assert!(answer.await.unwrap().is_none());
             // It begins to wait for its turn.
             yield_now().await;
         }
         drop(taken);
         let question = question("newest", false);
-        let answer = planner.answer(model, question, &mut search, some_time());
+        let answer = planner.answer(model, question, &mut searches, some_time());
         assert!(answer.await.unwrap().is_some());
         let searched = searched_of(&["oldest", "older", "newest"]);
         assert_eq!(searched, ["newest", "newest ended"]);

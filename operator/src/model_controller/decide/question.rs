@@ -21,7 +21,7 @@ pub struct Question {
     pub fingerprint: String,
     /// A ring is needed: there is none, or it cannot go on as it is.
     pub needed: bool,
-    /// No client is answered until it is known: the ring that cannot go on does not even answer meanwhile.
+    /// A ring is broken, and none of the Model's rings answers meanwhile. A first ring is not urgent.
     pub urgent: bool,
     profile: ModelProfile,
     machines: Vec<NodeProfile>,
