@@ -1,5 +1,6 @@
 //! The links to the other machines of the cluster, as their NodeProfiles name them. They are measured one at a time, each once, and again
-//! when the measurement is a day old, when the other agent has another address, or, after a pause, when measuring failed.
+//! when the measurement is a day old, when the other agent has another address, or, after a pause, when measuring failed. The pause becomes
+//! longer, but not where the other agent was only busy with a third.
 //!
 //! An agent whose profile names a key is measured over TLS, and may measure this machine; one of an earlier version is measured without, and
 //! cannot measure this machine until it is updated: what it measured before stays.
@@ -165,7 +166,7 @@ impl Links {
                 }
             }
             Err(error) => {
-                let pause = peers.failed(name, now);
+                let pause = peers.failed(name, &error, now);
                 tracing::warn!(
                     to = name,
                     problem = prima_crds::error_chain(&error),
@@ -269,9 +270,14 @@ impl Peers {
         true
     }
 
-    fn failed(&mut self, name: &str, now: Instant) -> Option<Duration> {
+    /// How long it is until the next try; `None` if it is gone. Many agents that start together measure each other, and find each other busy again
+    /// and again.
+    fn failed(&mut self, name: &str, error: &LinkError, now: Instant) -> Option<Duration> {
         let peer = self.0.get_mut(name)?;
-        let pause = peer.backoff.next();
+        let pause = match error.is_busy() {
+            true => jittered(FIRST_PAUSE),
+            false => peer.backoff.next(),
+        };
         peer.due = now + pause;
         Some(pause)
     }
@@ -279,7 +285,16 @@ impl Peers {
 
 #[cfg(test)]
 mod tests {
+    use tonic::Status;
+
     use super::*;
+
+    fn refused(status: Status) -> LinkError {
+        LinkError::Refused {
+            address: "10.0.0.7:9190".to_owned(),
+            status,
+        }
+    }
 
     fn address(last: u8) -> (IpAddr, Option<Fingerprint>) {
         (IpAddr::from([10, 0, 0, last]), None)
@@ -311,14 +326,32 @@ mod tests {
         let mut peers = Peers::default();
         let now = Instant::now();
         peers.seen("pi".into(), address(7), false, now);
-        let first = peers.failed("pi", now).unwrap();
-        let second = peers.failed("pi", now).unwrap();
+        let error = refused(Status::unimplemented("it measures no links"));
+        let first = peers.failed("pi", &error, now).unwrap();
+        let second = peers.failed("pi", &error, now).unwrap();
         assert!(second > first, "{first:?}, {second:?}");
         assert!(peers.due(now + first, 1).is_none());
         assert!(peers.due(now + second, 1).is_some());
         peers.keep(|name| name != "pi");
-        assert!(peers.next_due().is_none() && peers.failed("pi", now).is_none());
+        assert!(peers.next_due().is_none() && peers.failed("pi", &error, now).is_none());
         assert!(!peers.succeeded("pi", now));
+    }
+
+    #[tokio::test]
+    async fn who_is_busy_is_asked_again_soon() {
+        let mut peers = Peers::default();
+        let now = Instant::now();
+        peers.seen("pi".into(), address(7), false, now);
+        let soon = FIRST_PAUSE * 12 / 10;
+        let busy = refused(Status::resource_exhausted("another machine measures"));
+        for _ in 0..9 {
+            assert!(peers.failed("pi", &busy, now).unwrap() < soon);
+        }
+        assert!(peers.due(now + soon, 1).is_some());
+        // Nor does the first failure count as the tenth.
+        let error = refused(Status::unimplemented("it measures no links"));
+        assert!(peers.failed("pi", &error, now).unwrap() < soon);
+        assert!(peers.failed("pi", &error, now).unwrap() > soon);
     }
 
     #[tokio::test]

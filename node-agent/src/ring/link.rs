@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::server::TcpIncoming;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::connection::{self, Slot};
 use super::proto;
@@ -68,6 +68,13 @@ pub enum LinkError {
         expected: usize,
         found: usize,
     },
+}
+
+impl LinkError {
+    /// Whether the agent there is reached, and measures with another one.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::Refused { status, .. } if status.code() == Code::ResourceExhausted)
+    }
 }
 
 /// The largest payload, and the one whose rate is measured: about a chunk of a prompt in a small model.
@@ -396,6 +403,7 @@ mod tests {
         ] {
             let refused = refused.unwrap_err();
             assert!(!matches!(refused, LinkError::Lost { .. }), "{refused}");
+            assert!(!refused.is_busy(), "{refused}");
         }
         // Nor does one with a key speak to a server without TLS.
         let plain = EchoServer::start(ANY_PORT, None).unwrap();
@@ -425,6 +433,7 @@ mod tests {
         first.round_trip(&Bytes::from_static(b"x")).await.unwrap();
         let refused = Echoes::connect(&address, None).await.err().unwrap();
         assert!(matches!(refused, LinkError::Refused { .. }), "{refused}");
+        assert!(refused.is_busy(), "{refused}");
 
         let large = Bytes::from(vec![0; MAX_PAYLOAD_BYTES + OVERHEAD_BYTES]);
         let error = first.round_trip(&large).await.unwrap_err();
