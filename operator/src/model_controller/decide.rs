@@ -42,8 +42,8 @@ use super::quota;
 use super::resolve::Resolution;
 use super::standing::Standing;
 use crate::plan;
-use apart::are_neighbours;
 pub use apart::{Apart, MACHINES_APART};
+use apart::{are_neighbours, have_tried};
 use going_on::{Broken, going_on};
 pub use keys::in_the_clear;
 use left_out::{NO_ROOM, NOT_WORTH_IT, OTHERS_FIRST, TOO_SOON, no_machines, out_of_ring};
@@ -349,6 +349,8 @@ fn with_machines(
     let members = current.map_or(&[][..], |plan| &plan.spec.members);
     let mut never_met = candidates.apart.clone();
     never_met.retain(|pair| !known.contains(pair) && !are_neighbours(pair, members));
+    // It is said as a fact, and owners of machines are to look after it.
+    never_met.retain(|pair| have_tried(pair, &world.machines));
     apart.extend(never_met.into_iter().map(Apart::never_measured));
     let none = goes_round_nobody(&kind);
     apart.iter_mut().for_each(|apart| apart.planned &= !none);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use prima_crds::v1alpha1::ring_plan::{RingMember, RingPlan};
 
-use crate::cluster::world::Machine;
+use crate::cluster::world::{AgentState, Machine};
 use crate::plan::RING_PORT;
 
 /// The reason of Models that have no ring, or one that does not answer, because of such machines.
@@ -52,6 +52,18 @@ impl Apart {
     pub fn are_neighbours(&self, members: &[RingMember]) -> bool {
         are_neighbours(&self.pair, members)
     }
+}
+
+/// Longer than agents ever pause until they try again to measure a link: ten minutes.
+const TRIED: Duration = Duration::from_secs(900);
+
+/// Whether the agents of both have been known for so long that their link would be measured if there were a way. Plans do not wait for that.
+pub fn have_tried(pair: &[String; 2], machines: &[Machine]) -> bool {
+    pair.iter().all(|name| {
+        let machine = machines.iter().find(|machine| machine.name == *name);
+        let agent = machine.map(|machine| machine.agent);
+        matches!(agent, Some(AgentState::Alive { known_for }) if known_for > TRIED)
+    })
 }
 
 /// Whether these two are neighbours in a ring of these members.

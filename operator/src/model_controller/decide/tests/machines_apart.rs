@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::*;
 use crate::cluster::world::{AgentState, Machine};
-use crate::model_controller::test_world::{machine, profile, world};
+use crate::model_controller::test_world::{known_for, machine, profile, world};
 
 const NAMES: [&str; 3] = ["desk", "laptop", "pi4"];
 
@@ -386,6 +386,15 @@ fn who_never_met_is_kept_apart_and_named() {
     let runs = decided(&wants(3, machines.clone(), std::slice::from_ref(&ring)));
     assert!(matches!(runs.kind, DecisionKind::Keep(_)));
     assert_eq!(runs.apart, []);
+
+    // Nothing is said while their agents may only have been busy with others; but plans go round them.
+    let mut early = machines.clone();
+    early[1].agent = known_for(900);
+    let early = decided(&wants(2, early, &[]));
+    assert_eq!(early.apart, []);
+    let early = written(early);
+    let has = |name: &str| early.spec.members.iter().any(|one| one.name == name);
+    assert!(has("desk") && !(has("laptop") && has("pi4")));
 
     let none = decided(&wants(3, machines, &[]));
     let (reason, message) = impossible(&none);
