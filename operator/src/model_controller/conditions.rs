@@ -366,9 +366,12 @@ impl Conditions<'_> {
             let message = with_apart(message, decision);
             return self.add("Degraded", true, "CannotReplan", message);
         }
+        // Of two that never met, only status.nodes tells: a Wi-Fi may keep them apart for good, and every ring goes round them.
+        let apart = decision.apart.iter().filter(|apart| apart.told_by_ring);
+        let apart: Vec<&Apart> = apart.collect();
         let newest = members.plan.spec.generation;
         let serving = ring.serving.as_ref().map(|plan| plan.spec.generation);
-        let replaced = serving.filter(|serving| *serving != newest && decision.apart.is_empty());
+        let replaced = serving.filter(|serving| *serving != newest && apart.is_empty());
         if let Some(serving) = replaced {
             let until = match world.unready(members.plan) {
                 Some(_) => "answers again",
@@ -379,8 +382,8 @@ impl Conditions<'_> {
         }
         match members.failed().as_slice() {
             // Also while a ring goes round them: this has to be mended by hand.
-            [] if !decision.apart.is_empty() => {
-                self.add("Degraded", true, MACHINES_APART, all_told(&decision.apart));
+            [] if !apart.is_empty() => {
+                self.add("Degraded", true, MACHINES_APART, all_told(&apart));
             }
             [] if world.is_lossy(members.plan) => {
                 let rank0 = members.plan.spec.members.first();
@@ -417,17 +420,18 @@ impl Conditions<'_> {
 
 /// Why there is no plan, and which machines do not reach each other.
 fn with_apart(message: &str, decision: &Decision) -> String {
-    match decision.apart.as_slice() {
-        [] => message.to_owned(),
-        apart => format!("{message}; {}", all_told(apart)),
+    let apart: Vec<&Apart> = decision.apart.iter().collect();
+    match apart.is_empty() {
+        true => message.to_owned(),
+        false => format!("{message}; {}", all_told(&apart)),
     }
 }
 
 /// Pairs of machines that are named. Where a Wi-Fi keeps many apart, all pairs of them are too many to read.
 const TOLD_PAIRS: usize = 4;
 
-fn all_told(apart: &[Apart]) -> String {
-    let told = apart.iter().take(TOLD_PAIRS).map(Apart::told);
+fn all_told(apart: &[&Apart]) -> String {
+    let told = apart.iter().take(TOLD_PAIRS).map(|apart| apart.told());
     let told = told.collect::<Vec<String>>().join("; ");
     match apart.len().saturating_sub(TOLD_PAIRS) {
         0 => told,

@@ -281,6 +281,7 @@ fn machines_apart_are_named_with_what_to_look_at() {
         pair: pair.map(str::to_owned),
         why: "desk says: waiting for member pi4".to_owned(),
         planned: false,
+        told_by_ring: true,
     };
     let decided = |pair| Decision {
         apart: vec![apart(pair)],
@@ -329,6 +330,52 @@ fn machines_apart_are_named_with_what_to_look_at() {
         "{degraded}"
     );
     assert_eq!(degraded.matches(" do not reach each other").count(), 4);
+}
+
+/// A guests' Wi-Fi may keep two apart for good. Every ring goes round them.
+#[test]
+fn two_that_never_met_degrade_no_ring() {
+    let mut old = RingPlan::clone(&plan(1, &[state("Ready"), state("Loaded")]));
+    old.metadata.uid = Some("old".to_owned());
+    let old = Arc::new(old);
+    let pair = ["laptop", "pi4"].map(str::to_owned);
+    let decided = |kind: DecisionKind| Decision {
+        apart: vec![Apart::never_measured(pair.clone())],
+        ..decision(kind)
+    };
+    let degraded = |world: &World, newest: &Arc<RingPlan>| {
+        let ring = Ring {
+            newest: Some(newest.clone()),
+            serving: Some(old.clone()),
+        };
+        told(world, &decided(keep(newest)), &ring)[6].clone()
+    };
+    let mut there = world(&[], &[]);
+    let fine = "Degraded=False AsPlanned: the ring is as planned";
+    assert_eq!(degraded(&there, &old), fine);
+    // Nor do they hide what is.
+    there.lossy = ["old".to_owned()].into();
+    let lossy = degraded(&there, &old);
+    assert!(lossy.starts_with("Degraded=True PacketsLost: "), "{lossy}");
+    let newer = plan(2, &[state("Loading"), state("Loading")]);
+    let replaced = degraded(&there, &newer);
+    assert!(
+        replaced.starts_with("Degraded=True Replacing: "),
+        "{replaced}"
+    );
+    // Where there is no ring because of them, it says so.
+    let none = DecisionKind::NoPlace {
+        reason: MACHINES_APART,
+        message: "there is no other ring".to_owned(),
+        awaits: decide::AwaitedRoom::Any,
+    };
+    let ring = Ring {
+        newest: None,
+        serving: None,
+    };
+    let none = &told(&there, &decided(none), &ring)[2];
+    let said = "Planned=False MachinesApart: there is no other ring; laptop and pi4 do not reach each other";
+    assert!(none.starts_with(said), "{none}");
 }
 
 #[test]

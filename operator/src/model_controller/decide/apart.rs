@@ -22,6 +22,8 @@ pub struct Apart {
     pub why: String,
     /// Whether rings are planned in which they are no neighbours.
     pub planned: bool,
+    /// Whether rank 0 of a ring misses one of them. Otherwise their link was never measured, and no ring was planned that needs it.
+    pub told_by_ring: bool,
 }
 
 impl Apart {
@@ -31,6 +33,7 @@ impl Apart {
             pair,
             why: format!("the link between them could not be measured, at port {RING_PORT}"),
             planned: true,
+            told_by_ring: false,
         }
     }
 
@@ -168,6 +171,7 @@ impl Pairs {
                 pair: names.clone(),
                 why: pair.why.clone(),
                 planned: pair.planned,
+                told_by_ring: true,
             })
             .collect()
     }

@@ -92,6 +92,7 @@ fn who_is_heard_of_and_missed_by_one_neighbour_is_apart() {
         pair: pair("laptop", "pi4"),
         why: "desk says: it waits".to_owned(),
         planned: true,
+        told_by_ring: true,
     };
     assert_eq!(noted(26), [apart]);
     // One that is cut off from all was not heard of since.
@@ -354,6 +355,7 @@ fn who_never_met_is_kept_apart_and_named() {
     let [apart] = first.apart.as_slice() else {
         panic!("{:?}", first.apart);
     };
+    assert!(!apart.told_by_ring);
     let told = apart.told();
     let said = "laptop and pi4 do not reach each other, though both are heard of (the link between them could not be measured, at port 9190): look at ";
     assert!(told.starts_with(said), "{told}");
