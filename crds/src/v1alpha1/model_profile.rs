@@ -56,7 +56,8 @@ pub struct ModelProfileSpec {
     /// is counted as in F16.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub quantized_kv_bytes_per_position_and_layer: i64,
-    /// Heads of a layer that attend to latents. 0, or absent as in documents of earlier versions: there are none, or it is not known.
+    /// Heads of a layer that attend to latents. 0, or absent as in documents of earlier versions: there are none, or it is not known. Where `parts`
+    /// say that there are some, 128 are counted then.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub latent_heads: i32,
     /// Number of layers with a sliding window. These see the last `attentionWindow` positions only.

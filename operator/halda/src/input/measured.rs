@@ -12,13 +12,15 @@ use prima_crds::v1alpha1::ring_plan::{GPU_LATENT_QUERIES, KvDtype};
 use super::gpus::{DeviceGpus, OfProcessor};
 use super::{
     Device, HopCost, InputError, LayerCost, MemoryRule, ModelSizes, Options, Overlap, Workload,
-    name_of,
+    has_latents, name_of,
 };
 
 /// A disk slower than this is not relied on (s_threshold in the paper).
 const SLOWEST_DISK: i64 = 50_000_000;
 /// So that no coefficient of the MILP is millions of times another.
 const SLOWEST_EXPERTS: i64 = 1_000_000;
+/// Those of DeepSeek-V2 and V3, where it is not known how many there are. With fewer, a GPU would seem faster than it is.
+const UNKNOWN_LATENT_HEADS: usize = 128;
 
 pub(super) fn device(
     model: &ModelProfile,
@@ -143,9 +145,9 @@ impl<'a> Part<'a> {
         let kv_append = kv_position / self.kv_append_bytes_per_second as f64;
         // All heads read the same latents, but on a GPU only a few of them at a time. Its caches may have them sooner than its memory; then computing
         // takes about as long, some two thousand operations for each head and position.
-        let reads = self.latent_queries.map_or(1, |queries| {
-            (model.latent_heads as usize).div_ceil(queries).max(1)
-        });
+        let reads = self
+            .latent_queries
+            .map_or(1, |queries| latent_heads(model).div_ceil(queries).max(1));
         // Half of the answer is there when its middle token is computed.
         let middle = options.prompt_tokens as f64 + options.answer_tokens as f64 / 2.0;
         Ok(LayerCost {
@@ -156,6 +158,14 @@ impl<'a> Part<'a> {
                     / self.read_bytes_per_second as f64,
             prefill_seconds: prefill / layers + kv_append,
         })
+    }
+}
+
+/// Heads of a layer that attend to latents. What was resolved by an operator of an earlier version stays, and does not say how many.
+fn latent_heads(model: &ModelProfileSpec) -> usize {
+    match model.latent_heads {
+        0 if has_latents(model) => UNKNOWN_LATENT_HEADS,
+        heads => heads as usize,
     }
 }
 

@@ -657,7 +657,11 @@ fn what_is_not_lent_to_a_gpu_is_the_processors() {
 /// Of 4096 bytes each, 128 positions are there: the prompt's 64, and half of the answer's 128. The RTX 2080 Ti of d3 reads 616 GB/s.
 #[test]
 fn every_four_heads_read_latents_on_a_gpu() {
-    let (mut model, cluster) = (model("llama-3-8b"), nodes(&["d3"]));
+    let (mut model, mut cluster) = (model("llama-3-8b"), nodes(&["d3"]));
+    let latent = ["latent-attention".to_owned()];
+    let status = cluster[0].status.as_mut().unwrap();
+    status.parts = latent.to_vec();
+    status.gpus[0].measured.as_mut().unwrap().parts = latent.to_vec();
     let seconds = |model: &ModelProfile| {
         let input = PlanningInput::new(model, &cluster, &options()).unwrap();
         let device = &input.devices[0];
@@ -672,4 +676,11 @@ fn every_four_heads_read_latents_on_a_gpu() {
         let expected = once + (reads - 1.0) * 128.0 * 4096.0 / 616e9;
         assert!((gpu / expected - 1.0).abs() < 1e-9, "{gpu} {expected}");
     }
+
+    // Where an operator of an earlier version resolved the model, it is not known how many there are.
+    let known = seconds(&model);
+    model.spec.latent_heads = 0;
+    assert_eq!(seconds(&model), (on_cpu, once));
+    model.spec.parts = latent.to_vec();
+    assert_eq!(seconds(&model), known);
 }
