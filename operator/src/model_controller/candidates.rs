@@ -133,7 +133,8 @@ impl Candidates {
 
     /// The planner needs the link between every two machines that may be neighbours. Two whose link nobody measures though there was time for it,
     /// and both of which others reach, stay apart. Else the machine that lacks the most links is left out, again and again, until no link is
-    /// missing. No member of the running ring is left out because of a machine that has just come, or because this operator has.
+    /// missing; of two that lack as many, one that has just come. No member of the running ring is left out because of a machine that has just come,
+    /// or because this operator has.
     fn without_unmeasured_links(&mut self, machines: &[Machine], members: &[RingMember]) {
         let end = |profile: &NodeProfile| {
             let name = profile.name_any();
@@ -164,7 +165,10 @@ impl Candidates {
             let worst = (0..ends.len())
                 .map(|i| (i, lacking(i)))
                 .filter(|(_, lacking)| !lacking.is_empty())
-                .max_by_key(|(i, lacking)| (!ends[*i].runs, lacking.len(), Reverse(*i)));
+                .max_by_key(|(i, lacking)| {
+                    let end = &ends[*i];
+                    (!end.runs, lacking.len(), end.is_new, Reverse(*i))
+                });
             let Some((worst, lacking)) = worst else {
                 break;
             };
@@ -672,9 +676,15 @@ mod tests {
         assert!(found.awaited.is_empty(), "it has been there for long");
         assert!(found.apart.is_empty(), "{:?}", found.apart);
 
-        // If two lack the same links, the last one stays; but a member stays before all others.
+        // If two lack the same links, one that was there before stays, and else the last one; but a member stays before all others.
         let mut new = machine("pi4");
         new.agent = known_for(1);
+        let there = world(&[desk.clone(), new.clone(), laptop.clone()], &[]);
+        let found = candidates(&there);
+        assert_eq!(names(&found), ["desk", "laptop"]);
+        let awaited = "pi4: the link between it and desk is not measured yet";
+        assert_eq!(found.awaited, [awaited]);
+        desk.agent = known_for(1);
         let there = world(&[desk, new, laptop.clone()], &[]);
         let found = candidates(&there);
         assert_eq!(names(&found), ["pi4", "laptop"]);
@@ -709,13 +719,14 @@ mod tests {
         assert!(found.out.is_empty() && found.awaited.is_empty());
 
         // While one is new, it may yet be measured.
-        for place in [1, 2] {
+        for (place, stays) in [(1, "laptop"), (2, "pi4")] {
             let mut three = three.clone();
             three[place].agent = known_for(179);
             let found = candidates(&world(&three, &[]));
-            assert_eq!(names(&found), ["desk", "laptop"]);
+            assert_eq!(names(&found), ["desk", stays]);
             assert!(found.apart.is_empty());
-            let awaited = "pi4: the link between it and laptop is not measured yet";
+            let new = &three[place].name;
+            let awaited = format!("{new}: the link between it and {stays} is not measured yet");
             assert_eq!(found.awaited, [awaited]);
         }
         // To an operator that has just begun, all are; but members of the ring that runs stay.
