@@ -79,6 +79,7 @@ Examples:
   prima-node-agent inspect model.gguf
   prima-node-agent inspect model.gguf -o yaml
   prima-node-agent inspect --cpu
+  prima-node-agent inspect --gpu
   prima-node-agent profile -o yaml > desk.yaml";
 
 fn main() -> ExitCode {

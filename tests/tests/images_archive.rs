@@ -82,7 +82,7 @@ impl Host for Root {
         // What is put there is there for this process alone.
         let enter = r#"
             root=$3
-            for folder in /proc "$1" "$2"; do
+            for folder in /dev /proc "$1" "$2"; do
                 mkdir -p "$root$folder" && mount --rbind "$folder" "$root$folder" || exit
             done
             shift 2

@@ -336,7 +336,7 @@ mod tests {
         mkfifoat(CWD, &hangs, Mode::RUSR | Mode::WUSR).unwrap();
         let children = Children::default();
         let _on_gpu = children.add(7, true);
-        let look = look(root.path().to_owned(), Os::Linux, children.clone());
+        let look = super::look(root.path().to_owned(), Os::Linux, children.clone());
         let mut look = std::pin::pin!(look);
         assert!(look.as_mut().now_or_never().is_none());
         fs::write(&hangs, "drm-client-id:\t1\ndrm-resident-gtt:\t5 MiB\n").unwrap();
