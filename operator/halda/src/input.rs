@@ -295,6 +295,9 @@ pub struct Options {
     pub rank0: Option<String>,
     /// Pairs of machines that do not reach each other, and so are neighbours in no ring. What was measured between them, if anything was, is of before.
     pub apart: Vec<[String; 2]>,
+    /// Machines on which a ring of another model is on several GPUs. How much of it each has is not known: of these GPUs, what is free is known of
+    /// all together, and of the first.
+    pub split_gpus: Vec<String>,
     pub rounds: Option<usize>,
     /// The most seconds from a request to its first token. Of the rings that keep to it, the one is planned that answers the request soonest.
     pub first_token_seconds: Option<f64>,
@@ -355,6 +358,7 @@ impl Default for Options {
             min_nodes: 1,
             rank0: None,
             apart: Vec::new(),
+            split_gpus: Vec::new(),
             rounds: None,
             first_token_seconds: None,
             activation_dtype: ActivationDtype::default(),

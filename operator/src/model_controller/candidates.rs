@@ -22,6 +22,8 @@ pub struct Candidates {
     pub profiles: Vec<NodeProfile>,
     /// How many bytes of a machine's memory that is.
     pub promised: BTreeMap<String, i64>,
+    /// Machines on which a ring of another Model is on several GPUs.
+    pub split_gpus: Vec<String>,
     /// Name and reason.
     pub out: Vec<(String, String)>,
     /// Those of them whose agents end, and still run their members.
@@ -72,6 +74,13 @@ impl Candidates {
                 Ok((profile, status)) => {
                     let mut profile = profile.clone();
                     let mut status = status.clone();
+                    let on_several = |plan: &Arc<RingPlan>| {
+                        let mut members = plan.spec.members.iter();
+                        members.any(|member| member.name == machine.name && member.gpus.len() > 1)
+                    };
+                    if others.iter().any(on_several) {
+                        candidates.split_gpus.push(machine.name.clone());
+                    }
                     let promised = take_promised(&mut status, &machine.name, &others);
                     take_lent(&mut status, &machine.name, &others);
                     candidates.promised.insert(machine.name.clone(), promised);
@@ -596,6 +605,14 @@ mod tests {
         // Of two on a GPU, one is on the other, too, as far as this one is full.
         let shared = [on(8 * GIB, &addresses), on(2 * GIB, &[first])];
         assert_eq!(left(&desk, &shared), [0, 2]);
+        // How much of it is on which is not known.
+        let split = |others: &[Arc<RingPlan>]| {
+            let mut there = world(slice::from_ref(&desk), &[]);
+            there.others = others.to_vec();
+            candidates(&there).split_gpus
+        };
+        assert_eq!(split(&shared), ["desk"]);
+        assert!(split(&apart).is_empty());
         // One that does not compute the ring's model, before the one that does.
         let other = &mut profile(&mut desk).status.as_mut().unwrap().gpus[0];
         other.measured.as_mut().unwrap().throughput[0].format = "Q8_0".to_owned();

@@ -84,7 +84,11 @@ impl<'a> DeviceGpus<'a> {
             options,
             named,
             unused: unused.filter(|_| able.is_empty()),
-            chosen: with_room(fastest_first(able, name, spec, options)?, sizes),
+            // Of one that is not the first, it is not known what is free.
+            chosen: match options.split_gpus.iter().any(|split| split == name) {
+                true => fastest_first(able, name, spec, options)?,
+                false => with_room(fastest_first(able, name, spec, options)?, sizes),
+            },
         };
         let count = gpus.best_count(name, cpu)?;
         gpus.chosen.truncate(count);

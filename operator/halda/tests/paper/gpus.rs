@@ -375,6 +375,15 @@ fn what_is_no_layer_is_on_the_first_gpu_or_none() {
     let other = rank_0(&cluster);
     assert!(other.gpu_layers == 32 && other.output_head_on_gpu);
     assert_eq!(names(&other), ADDRESSES[1..]);
+    // A ring on both has it, and may have as much of the second instead.
+    let beside = Options {
+        split_gpus: vec!["d3".to_owned()],
+        ..options()
+    };
+    let plan = planned(&model, &cluster, &beside);
+    let both = &plan.report.members[0];
+    assert!(both.gpu_layers == 32 && !both.output_head_on_gpu);
+    assert_eq!(names(both), ADDRESSES);
     // It is out of the profile.
     fail(&mut cluster, 0);
     let without = rank_0(&cluster);

@@ -70,6 +70,7 @@ impl Question {
                 min_nodes: model.spec.min_nodes.unwrap_or(1) as usize,
                 rank0: model.spec.rank0.clone(),
                 apart: candidates.apart.clone(),
+                split_gpus: candidates.split_gpus.clone(),
                 activation_dtype: model.spec.activation_dtype,
                 kv_dtype: model.spec.kv_dtype,
                 draft: resolved.draft.as_ref().map(|draft| draft.profile.clone()),
@@ -122,9 +123,9 @@ pub fn fingerprint(model: &Model, resolved: &ResolvedModel, candidates: &Candida
         draft.map(|draft| &draft.version.header_sha256),
     );
     let misses = (missed_before(model, resolved).unwrap_or(100) + 5) / 10;
-    let apart = &candidates.apart;
+    let (apart, split) = (&candidates.apart, &candidates.split_gpus);
     let asked = format!(
-        "{:?} {versions:?} {machines:?} {misses} {apart:?}",
+        "{:?} {versions:?} {machines:?} {misses} {apart:?} {split:?}",
         model.spec
     );
     let mut hasher = DefaultHasher::new();
