@@ -365,7 +365,7 @@ fn with_machines(
         _ => NOT_WORTH_IT,
     };
     Decision {
-        out: out_of_ring(&kind, kept, world, &candidates, answer),
+        out: out_of_ring(&kind, kept, world, &candidates, &apart, answer),
         kind,
         apart,
         awaited: candidates.awaited,

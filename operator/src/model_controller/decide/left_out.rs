@@ -3,7 +3,7 @@
 use kube::ResourceExt;
 use prima_crds::v1alpha1::model::NodeShare;
 
-use super::{Answer, DecisionKind, MACHINES_APART};
+use super::{Answer, Apart, DecisionKind, MACHINES_APART};
 use crate::model_controller::candidates::Candidates;
 use crate::model_controller::dereference::World;
 
@@ -57,6 +57,7 @@ pub fn out_of_ring(
     kept: &str,
     world: &World,
     candidates: &Candidates,
+    apart: &[Apart],
     answer: Option<&Answer>,
 ) -> Vec<NodeShare> {
     let current = world.current().map(|plan| &plan.spec.members[..]);
@@ -81,7 +82,8 @@ pub fn out_of_ring(
             true => kept.to_owned(),
             false => "it could take part".to_owned(),
         });
-        let pairs = candidates.apart.iter().filter(|pair| pair.contains(&name));
+        let pairs = apart.iter().map(|apart| &apart.pair);
+        let pairs = pairs.filter(|pair| pair.contains(&name));
         let others = pairs.flatten().filter(|other| **other != name);
         let others: Vec<&str> = others.map(String::as_str).collect();
         if let Some(named) = some_of(&others) {
@@ -143,7 +145,7 @@ mod tests {
                 message: String::new(),
                 awaits: AwaitedRoom::Any,
             };
-            let out = out_of_ring(&kind, NOT_WORTH_IT, &there, &candidates, None);
+            let out = out_of_ring(&kind, NOT_WORTH_IT, &there, &candidates, &[], None);
             out.into_iter().map(|out| out.name).collect::<Vec<_>>()
         };
         assert_eq!(out(MACHINES_APART), ["pi4", "nas"]);

@@ -394,6 +394,8 @@ fn who_never_met_is_kept_apart_and_named() {
     early[1].agent = known_for(900);
     let early = decided(&wants(2, early, &[]));
     assert_eq!(early.apart, []);
+    let mut out = early.out.iter();
+    assert!(out.all(|out| !out.why.contains("do not reach each other")));
     let early = written(early);
     let has = |name: &str| early.spec.members.iter().any(|one| one.name == name);
     assert!(has("desk") && !(has("laptop") && has("pi4")));
