@@ -272,7 +272,8 @@ impl Conditions<'_> {
         decided: &decide::State,
     ) {
         if let Some((reason, message)) = decision.kind.why_not() {
-            return self.add("Planned", false, reason, with_apart(message, decision));
+            let message = with_apart((reason, message), decision);
+            return self.add("Planned", false, reason, message);
         }
         let Some(plan) = ring.newest.as_deref() else {
             return self.add("Planned", false, "Planning", "no plan yet".to_owned());
@@ -362,8 +363,8 @@ impl Conditions<'_> {
     }
 
     fn degraded(&mut self, world: &World, decision: &Decision, ring: &Ring, members: &Members<'_>) {
-        if let Some((_, message)) = decision.kind.why_not() {
-            let message = with_apart(message, decision);
+        if let Some(why) = decision.kind.why_not() {
+            let message = with_apart(why, decision);
             return self.add("Degraded", true, "CannotReplan", message);
         }
         // Of two that never met, only status.nodes tells: a Wi-Fi may keep them apart for good, and every ring goes round them.
@@ -418,9 +419,10 @@ impl Conditions<'_> {
     }
 }
 
-/// Why there is no plan, and which machines do not reach each other.
-fn with_apart(message: &str, decision: &Decision) -> String {
-    let apart: Vec<&Apart> = decision.apart.iter().collect();
+/// Why there is no plan, and which machines do not reach each other. Of two that never met only where that is why: else a ring would go round them.
+fn with_apart((reason, message): (&str, &str), decision: &Decision) -> String {
+    let is_told = |apart: &&Apart| apart.told_by_ring || reason == MACHINES_APART;
+    let apart: Vec<&Apart> = decision.apart.iter().filter(is_told).collect();
     match apart.is_empty() {
         true => message.to_owned(),
         false => format!("{message}; {}", all_told(&apart)),

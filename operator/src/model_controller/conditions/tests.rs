@@ -364,18 +364,24 @@ fn two_that_never_met_degrade_no_ring() {
         "{replaced}"
     );
     // Where there is no ring because of them, it says so.
-    let none = DecisionKind::NoPlace {
-        reason: MACHINES_APART,
-        message: "there is no other ring".to_owned(),
-        awaits: decide::AwaitedRoom::Any,
+    let planned = |reason| {
+        let none = DecisionKind::NoPlace {
+            reason,
+            message: "there is no other ring".to_owned(),
+            awaits: decide::AwaitedRoom::Any,
+        };
+        let ring = Ring {
+            newest: None,
+            serving: None,
+        };
+        told(&there, &decided(none), &ring)[2].clone()
     };
-    let ring = Ring {
-        newest: None,
-        serving: None,
-    };
-    let none = &told(&there, &decided(none), &ring)[2];
+    let none = planned(MACHINES_APART);
     let said = "Planned=False MachinesApart: there is no other ring; laptop and pi4 do not reach each other";
     assert!(none.starts_with(said), "{none}");
+    // They are not why there is none.
+    let said = "Planned=False DoesNotFit: there is no other ring";
+    assert_eq!(planned("DoesNotFit"), said);
 }
 
 #[test]
