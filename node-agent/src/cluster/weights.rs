@@ -39,7 +39,7 @@ use self::room::{Looks, Slowest};
 use crate::local_header::{self, LocalHeaderError};
 
 /// For the header of one model, all parts together, and the pauses that its server asks for: the largest come in that time to twelve machines at
-/// once that share a line of 2 Mbit/s.
+/// once that share a line of 2 Mbit/s. A large one keeps the next large one waiting for as long.
 const HEADER_DEADLINE: Duration = Duration::from_secs(30 * 60);
 /// Who has waited so long for another member's header reads its own beside it: the other's volume may hang.
 const LONGEST_TURN: Duration = Duration::from_secs(30);

@@ -2,7 +2,7 @@
 //! slow one, or a file with a header such as no model has.
 //!
 //! Decides: that small headers are read a few at a time, large ones one after another, and of one owner two at a time; and how long one may
-//! take. So a server that is slow keeps nobody else waiting for long, nor does an owner of many such models keep another one. What cannot be
+//! take. So a server that is slow keeps others waiting for no longer than that, and an owner of many such models for twice as long at most. What cannot be
 //! stopped, as a header is parsed, has its turn to its end, also if nobody waits for it any more.
 
 use std::collections::HashMap;
