@@ -124,16 +124,17 @@ fn a_draft_model_changes_no_answer() {
     let answers = PROMPTS.map(|prompt| alone.complete(prompt, 60));
     alone.stop();
     let drafting = ring().arg("--draft").arg(smollm2()).start();
-    assert_eq!(PROMPTS.map(|prompt| drafting.complete(prompt, 60)), answers);
     let metric = |name| http::metric(drafting.address(), name).unwrap();
+    // How many tokens are drafted goes by what passes take, so a busy machine drafts few at first.
+    wait_until("drafts are accepted", || {
+        assert_eq!(PROMPTS.map(|prompt| drafting.complete(prompt, 60)), answers);
+        metric("prima_accepted_tokens_total") > 20.0
+    });
     let (drafted, accepted) = (
         metric("prima_drafted_tokens_total"),
         metric("prima_accepted_tokens_total"),
     );
-    assert!(
-        accepted > 0.5 * drafted && accepted > 20.0,
-        "{accepted} of {drafted}"
-    );
+    assert!(accepted > 0.5 * drafted, "{accepted} of {drafted}");
     drafting.stop();
 }
 
