@@ -18,8 +18,8 @@ use crate::recorder::Recorder;
 /// to a quarter of the 0.4 that 24 units of Intel's do at best). So a part takes them one to two seconds, and others a fraction of that.
 const PART_FLOP: u64 = 100_000_000_000;
 /// The same of a GPU with memory of its own, of which the slowest do 0.25 Tflop/s (estimated in the same way, of 1 to 2 at best). Large ones need as
-/// much to be busy: attention of 256 rows to 65,536 positions in a layer of a 32B is two parts of these, and would be six of the others, each with too
-/// few groups of threads for a hundred processors.
+/// much to be busy. Attention of 256 rows to 65,536 positions in a layer of a 32B is two parts of these. It would be six of the others, each with too few
+/// groups of threads for a hundred processors.
 const DISCRETE_PART_FLOP: u64 = 5 * PART_FLOP;
 
 /// So long a part of a pass may take before the GPU counts as hanging: many times what it may have to do (`PART_FLOP`). Others may use the GPU, too, and
