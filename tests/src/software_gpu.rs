@@ -5,7 +5,7 @@ use std::env;
 use std::ffi::OsString;
 use std::fs;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use prima_crds::v1alpha1::node_profile::{CpuProfile, GpuProfile};
@@ -17,6 +17,9 @@ use crate::{http, inputs, measurements};
 /// The variable by which programs are told which GPUs to use; with this value this one, with `none` none.
 pub const GPU: &str = "PRIMA_GPU";
 pub const SOFTWARE: &str = "software";
+
+/// The variable by which the loader is told the manifests of drivers, instead of those in [`MANIFESTS`]. `make test` may have set it.
+pub const DRIVERS: &str = "VK_DRIVER_FILES";
 
 /// Its driver, and where drivers have the manifests by which the loader finds them.
 const LIBRARY: &str = "libvulkan_lvp";
@@ -102,19 +105,23 @@ fn inspected() -> String {
     run(inspect, "").unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// With this value of `VK_DRIVER_FILES`, Vulkan's loader finds lavapipe twice: by its own manifest, and by the same in `folder`.
+/// With this value of [`DRIVERS`], Vulkan's loader finds lavapipe twice: by its own manifest, and by the same in `folder`.
 pub fn listed_twice(folder: &Path) -> OsString {
     inputs::need("vulkan");
-    let folders = MANIFESTS.iter().filter_map(|path| fs::read_dir(path).ok());
-    let mut files = folders.flatten().flatten().map(|file| file.path());
-    let own = files.find(|path| {
-        let manifest = fs::read_to_string(path);
-        manifest.is_ok_and(|manifest| manifest.contains(LIBRARY))
-    });
-    let own = own.expect("a manifest of lavapipe");
+    let own = env::var_os(DRIVERS).map_or_else(installed_manifest, PathBuf::from);
     let other = folder.join("again.json");
     fs::copy(&own, &other).expect("write a manifest");
     env::join_paths([own, other]).expect("paths without colons")
+}
+
+fn installed_manifest() -> PathBuf {
+    let folders = MANIFESTS.iter().filter_map(|path| fs::read_dir(path).ok());
+    let mut files = folders.flatten().flatten().map(|file| file.path());
+    let lavapipes = files.find(|path| {
+        let manifest = fs::read_to_string(path);
+        manifest.is_ok_and(|manifest| manifest.contains(LIBRARY))
+    });
+    lavapipes.expect("a manifest of lavapipe")
 }
 
 /// The name of the GPU that layers run on, of what `prima-node-agent inspect --gpu --output json` says.

@@ -36,7 +36,7 @@ struct WithTwoGpus {
 impl Host for WithTwoGpus {
     fn program(&self, name: &str) -> Command {
         let mut command = WithGpu.program(name);
-        command.env("VK_DRIVER_FILES", &self.drivers);
+        command.env(software_gpu::DRIVERS, &self.drivers);
         command
     }
 }
@@ -293,7 +293,7 @@ fn inspect_says_what_is_used_and_what_is_missing() {
         ),
         ("PRIMA_GPU", "none", &["llvmpipe", "not used"]),
         (
-            "VK_DRIVER_FILES",
+            software_gpu::DRIVERS,
             "/nowhere.json",
             &[
                 "no GPU can be used",

@@ -206,6 +206,12 @@ impl Found {
         let unfit = unfit(properties.api_version, &properties.limits);
         let upload_queue = upload_queue(&families, queue_family);
         let timestamp_bits = |family: u32| families[family as usize].timestamp_valid_bits;
+        let kind = match properties.device_type {
+            vk::PhysicalDeviceType::DISCRETE_GPU => GpuKind::Discrete,
+            vk::PhysicalDeviceType::INTEGRATED_GPU => GpuKind::Integrated,
+            vk::PhysicalDeviceType::CPU => GpuKind::Software,
+            _ => GpuKind::Virtual,
+        };
         Some(Found {
             physical,
             facts: Facts {
@@ -214,12 +220,7 @@ impl Found {
                 // Asking takes Vulkan 1.1.
                 pci_address: (unfit.is_none() && has(ash::ext::pci_bus_info::NAME))
                     .then(|| pci_address(instance, physical)),
-                kind: match properties.device_type {
-                    vk::PhysicalDeviceType::DISCRETE_GPU => GpuKind::Discrete,
-                    vk::PhysicalDeviceType::INTEGRATED_GPU => GpuKind::Integrated,
-                    vk::PhysicalDeviceType::CPU => GpuKind::Software,
-                    _ => GpuKind::Virtual,
-                },
+                kind,
                 total_bytes: local_heap(&memory).map_or(0, |(_, heap)| heap.size),
                 unfit: unfit.clone(),
             },
@@ -233,7 +234,9 @@ impl Found {
             queue_family,
             upload_queue,
             timestamp_bits: timestamp_bits(queue_family).min(timestamp_bits(upload_queue.0)),
-            tells_budget: has(ash::ext::memory_budget::NAME),
+            // In software, it is what the machine has left, of which others take and leave from one moment to the next. New drivers tell it, old
+            // ones do not.
+            tells_budget: kind != GpuKind::Software && has(ash::ext::memory_budget::NAME),
             abilities: match unfit {
                 None => abilities(entry, instance, physical, has),
                 // Asking takes Vulkan 1.1.
