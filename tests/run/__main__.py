@@ -138,7 +138,7 @@ def check_names(packages: dict[str, inputs.Package], wanted: list[str]) -> None:
 
 def build(packages: dict[str, inputs.Package]) -> tuple[list[Suite], inputs.Digests]:
     """Builds the programs and the tests; what cargo says where its terminal is."""
-    suites, programs = [], Path()
+    suites, programs = {}, Path()
     for build, options in enumerate(inputs.BUILDS):
         command = ["cargo", "build", *options, "--message-format=json-render-diagnostics"]
         if build == 0:
@@ -150,10 +150,11 @@ def build(packages: dict[str, inputs.Package]) -> tuple[list[Suite], inputs.Dige
             package = next(name for name, package in packages.items() if package.folder == folder)
             target = message["target"]
             if message["profile"]["test"]:
-                suites.append(Suite(build, package, target["name"], target["kind"][0], program))
+                suite = Suite(build, package, target["name"], target["kind"][0], program)
+                suites[suite.id] = suite
             else:
                 programs = program.parent
-    return suites, inputs.Digests(packages, programs)
+    return list(suites.values()), inputs.Digests(packages, programs)
 
 
 def decide(suites: list[Suite], digests: inputs.Digests, wanted: list[str], spent: costs.Costs) -> Plan:

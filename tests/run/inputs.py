@@ -35,11 +35,12 @@ VARIABLES = ("PRIMA_", "RUST_", "NEXTEST", "PROPTEST_", "PYTEST", "PYTHON", "HF_
 
 # What cargo compiles in one resolution of features, by its options and nextest's: all packages as they ship; and the code for CUDA and Metal,
 # which candle computes on a CPU here, with candle's own models to compare with. Candle turns on features that compile the kernels anew: there
-# without the checks that they have in the first.
+# with the checks that the first leaves out (Cargo.toml), and so their own tests run there. What both have runs in the last.
 BUILDS = [
     ["--workspace", "--bins", "--tests", "--locked"],
-    ["--package=prima-engine", "--features=candle-oracle", "--test=gpu_layers_candle", "--test=candle_families", "--locked",
-     "--config=profile.dev.package.prima-kernels.debug-assertions=false", "--config=profile.dev.package.prima-kernels.overflow-checks=false"],
+    ["--package=prima-engine", "--package=prima-kernels", "--features=prima-engine/candle-oracle", "--test=gpu_layers_candle", "--test=candle_families",
+     "--test=kernels", "--test=internals", "--locked",
+     "--config=profile.dev.package.prima-kernels.debug-assertions=true", "--config=profile.dev.package.prima-kernels.overflow-checks=true"],
 ]
 
 
