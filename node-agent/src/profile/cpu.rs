@@ -65,6 +65,11 @@ impl SampleWeights {
             .min(quarter)
             .max(ONE_F32_MATRIX)
             .next_multiple_of(8);
+        SampleWeights::of(len)
+    }
+
+    /// `len` bytes: a multiple of 8, and 1 MiB at least.
+    pub(super) fn of(len: usize) -> SampleWeights {
         // Bytes 0x2c to 0x3b: whatever the format, its numbers are normal, and neither huge nor tiny (F16 0.07 to 0.9). Slow
         // subnormals are rare in real weights.
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -88,12 +93,12 @@ impl SampleWeights {
         &self.0
     }
 
-    /// As many matrices of the decode's shape as there are bytes for.
+    /// As many matrices of so many `rows` as there are bytes for.
     ///
     /// # Errors
     /// None for a format of [`formats`].
-    pub fn matrices(&self, format: GgmlType) -> Result<Vec<Matrix<'_>>, MatrixError> {
-        Ok(Turns::new(self, format, DECODE_ROWS)?.matrices)
+    pub fn matrices(&self, format: GgmlType, rows: usize) -> Result<Vec<Matrix<'_>>, MatrixError> {
+        Ok(Turns::new(self, format, rows)?.matrices)
     }
 }
 

@@ -261,11 +261,13 @@ pub fn api(backend: GpuBackend) -> Option<GpuApi> {
     }
 }
 
-/// Rows that are copied, read and written, and their length: 64 MiB in all.
-const ROWS: usize = 8192;
+/// Rows that are copied, read and written, and their length: 64 MiB in all. In tests, where a processor computes what GPUs do, 4 MiB: still more
+/// than one piece of an upload.
+const ROWS: usize = if cfg!(test) { 512 } else { 8192 };
 const ROW: usize = 2048;
-/// Rows of a product that stands for a prompt's; layers, and positions that they see. Less where a processor computes what GPUs do, but enough for
-/// the kernels of prompts.
+/// Rows of the matrices that are multiplied. In tests two of the kernels' tiles.
+const MATRIX_ROWS: usize = if cfg!(test) { 128 } else { cpu::DECODE_ROWS };
+/// Rows of a product that stands for a prompt's; layers, and positions that they see. Less in tests, but enough for the kernels of prompts.
 const POSITIONS: usize = if cfg!(test) { 17 } else { cpu::POSITIONS };
 const LAYERS: usize = if cfg!(test) { 2 } else { 16 };
 const HELD: usize = if cfg!(test) { 17 } else { 100 };
@@ -326,7 +328,7 @@ fn throughputs(
     let mut measured = Vec::new();
     let mut refusal = None;
     for format in formats {
-        let matrices = weights.matrices(format)?;
+        let matrices = weights.matrices(format, MATRIX_ROWS)?;
         match throughput(gpu, format, &matrices) {
             Ok(one) => measured.push(one),
             Err(error) => refusal = Some(error),
@@ -358,7 +360,7 @@ fn throughput(
     let prefill_rounds = rounds(|| gpu.multiply(&first, &many))?;
     let some: Vec<_> = all.iter().copied().cycle().take(prefill_rounds).collect();
     let prefill = busy(|| gpu.multiply(&some, &many))?;
-    let flop = 2.0 * (cpu::COLUMNS * cpu::DECODE_ROWS * POSITIONS) as f64;
+    let flop = 2.0 * (cpu::COLUMNS * MATRIX_ROWS * POSITIONS) as f64;
     Ok(cpu::rates(
         format,
         (bytes * decode_rounds, &decode),
@@ -436,7 +438,8 @@ fn beside_weights(layer: f64, throughput: &[Throughput]) -> f64 {
 
 /// What the matrices of [`write_small_model`] are in.
 const SMALL_MODEL: GgmlType = GgmlType::Q4_0;
-const SIDE: u64 = 1024;
+const SIDE: u64 = if cfg!(test) { 256 } else { 1024 };
+const HEAD_DIM: u64 = 64;
 const MATRICES: [&str; 7] = [
     "attn_q",
     "attn_k",
@@ -455,7 +458,7 @@ fn small_layer_bytes() -> f64 {
     (MATRICES.len() * matrix_bytes()) as f64
 }
 
-/// A model of the llama family whose matrices are zeros: 4 MB a layer.
+/// A model of the llama family whose matrices are zeros: 4 MB a layer, but in tests.
 fn write_small_model(file: &File, layers: usize) -> Result<(), GpuError> {
     let mut writer = GgufWriter::new();
     writer.metadata("general.architecture", "llama");
@@ -463,8 +466,8 @@ fn write_small_model(file: &File, layers: usize) -> Result<(), GpuError> {
         ("block_count", layers as u32),
         ("embedding_length", SIDE as u32),
         ("feed_forward_length", SIDE as u32),
-        ("attention.head_count", 16),
-        ("attention.head_count_kv", 16),
+        ("attention.head_count", (SIDE / HEAD_DIM) as u32),
+        ("attention.head_count_kv", (SIDE / HEAD_DIM) as u32),
         ("context_length", 128),
     ] {
         writer.metadata(&format!("llama.{key}"), value);
@@ -737,7 +740,7 @@ mod tests {
             available_bytes: 1,
             most_buffer_bytes: Some(1 << 20),
         };
-        let weights = SampleWeights::new(0, 0);
+        let weights = few_weights();
         let measured = measurements(&gpu, &facts, &pool(), &weights, formats.into_iter()).unwrap();
         assert_eq!((measured.total_bytes, measured.available_bytes), (2, 1));
         for number in [
@@ -750,6 +753,11 @@ mod tests {
             assert!(number > 0, "{measured:?}");
         }
         assert_eq!(measured.throughput.len(), expected, "{measured:?}");
+    }
+
+    /// As many as are copied at once.
+    fn few_weights() -> SampleWeights {
+        SampleWeights::of(ROWS * ROW * 4)
     }
 
     fn pool() -> ThreadPool {
@@ -783,7 +791,7 @@ mod tests {
     fn a_driver_that_hangs_leaves_the_rest_of_the_machine() {
         const SOON: Duration = Duration::from_millis(10);
         let root = tempfile::tempdir().unwrap();
-        let weights = SampleWeights::new(0, 0);
+        let weights = few_weights();
         let told = |opened: Result<&[OpenedGpu], &EngineError>| {
             let gpus = measure(root.path(), &pool(), &weights, opened);
             let [gpu] = &gpus[..] else {
@@ -839,7 +847,7 @@ mod tests {
 
     #[test]
     fn each_gpu_of_a_machine_is_in_its_profile() {
-        let weights = SampleWeights::new(0, 0);
+        let weights = few_weights();
         let formats = || [GgmlType::Q4_0].into_iter();
         let good = twin("0000:01:00.0");
         let gpu = Gpu::software();
