@@ -5,12 +5,14 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 
 use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::inputs;
 use crate::local_ring::LocalRingBuilder;
+use crate::measurements::Measurements;
 use crate::network::Network;
 use crate::process::{Ended, Process, send_signal};
 
@@ -26,6 +28,13 @@ pub struct Lender {
     pub address: String,
     /// If it takes somebody in.
     pub word: Option<String>,
+    /// Where it keeps what it measured.
+    measured: PathBuf,
+}
+
+/// Of machines that are lent.
+fn measurements() -> Measurements {
+    Measurements::of("lent")
 }
 
 impl Default for User {
@@ -57,20 +66,30 @@ impl User {
         self.folder.path().join("data/prima").join(name)
     }
 
-    /// Lends the machine as `name`, at `address`, in `network` if there is one. Measures it at the first time.
+    /// Lends the machine as `name`, at `address`, in `network` if there is one. At the first time it is measured, unless another lender
+    /// has measured it here.
     pub fn lend(&self, name: &str, address: &str, network: Option<&Network>) -> Lender {
         let command = self.agent(name, address);
-        Lender::start(match network {
+        let command = match network {
             Some(network) => network.enter(command),
             None => command,
-        })
+        };
+        self.start(name, command)
     }
 
     /// The same, for one more borrower.
     pub fn lend_enrolling(&self, name: &str, address: &str) -> Lender {
         let mut command = self.agent(name, address);
         command.arg("--enrol");
-        Lender::start(command)
+        self.start(name, command)
+    }
+
+    fn start(&self, name: &str, command: Command) -> Lender {
+        let measured = self.cache().join(format!("profiles/{name}-lent.json"));
+        if !measured.exists() {
+            measurements().give(&measured, &self.sent());
+        }
+        Lender::start(command, measured)
     }
 
     fn agent(&self, name: &str, address: &str) -> Command {
@@ -83,7 +102,7 @@ impl User {
 
     /// The model files that were sent to this user's machine: how long each is, and how much of it is there.
     pub fn sent_files(&self) -> Vec<(u64, u64)> {
-        let entries = fs::read_dir(self.cache().join("sent")).expect("the folder of sent files");
+        let entries = fs::read_dir(self.sent()).expect("the folder of sent files");
         entries
             .map(|entry| entry.expect("an entry").path())
             .filter(|path| path.extension().is_some_and(|end| end == "gguf"))
@@ -94,6 +113,11 @@ impl User {
     fn cache(&self) -> PathBuf {
         self.folder.path().join("cache")
     }
+
+    /// The folder of model files that were sent here.
+    fn sent(&self) -> PathBuf {
+        self.cache().join("sent")
+    }
 }
 
 fn size_and_bytes_there(path: &Path) -> (u64, u64) {
@@ -102,7 +126,7 @@ fn size_and_bytes_there(path: &Path) -> (u64, u64) {
 }
 
 impl Lender {
-    fn start(command: Command) -> Lender {
+    fn start(command: Command, measured: PathBuf) -> Lender {
         let mut agent = Process::spawn(command);
         agent.wait_for_output("Ctrl-C ends lending.");
         let printed = agent.stdout.lock().unwrap().clone();
@@ -116,6 +140,7 @@ impl Lender {
             address: address.to_owned(),
             word,
             agent,
+            measured,
         }
     }
 
@@ -150,5 +175,14 @@ impl Lender {
     pub fn kill(mut self) {
         send_signal(self.agent.id(), Signal::KILL);
         self.agent.wait();
+    }
+}
+
+impl Drop for Lender {
+    fn drop(&mut self) {
+        // It may have ended before it had measured.
+        if !thread::panicking() && self.measured.exists() {
+            measurements().keep(&self.measured);
+        }
     }
 }
