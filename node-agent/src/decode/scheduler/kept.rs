@@ -83,5 +83,29 @@ impl Kept {
 
 /// How many tokens two texts begin with alike.
 pub fn common_prefix(a: &[u32], b: &[u32]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+    // Whole pieces at once: each new text is compared with all that is kept.
+    const PIECE: usize = 64;
+    let pieces = a.chunks(PIECE).zip(b.chunks(PIECE));
+    let alike = PIECE * pieces.take_while(|(a, b)| a == b).count();
+    // The last piece may be shorter.
+    let alike = alike.min(a.len());
+    let rest = a[alike..].iter().zip(&b[alike..]);
+    alike + rest.take_while(|(a, b)| a == b).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_alike_up_to_the_first_other_token() {
+        let text: Vec<u32> = (0..200).collect();
+        for length in [0, 1, 63, 64, 65, 128, 199, 200] {
+            assert_eq!(common_prefix(&text, &text[..length]), length);
+            assert_eq!(common_prefix(&text[..length], &text), length);
+            let mut other = text.clone();
+            other[length..].fill(200);
+            assert_eq!(common_prefix(&text, &other), length);
+        }
+    }
 }

@@ -208,8 +208,9 @@ impl Scheduler {
 impl Sequence {
     /// Its text and its draft.
     pub(super) fn on_ring(&self) -> Vec<u32> {
-        let drafted = self.speculation.drafted();
-        self.text.iter().copied().chain(drafted).collect()
+        let mut tokens = self.text.clone();
+        tokens.extend(self.speculation.drafted());
+        tokens
     }
 
     /// All of its text is on the ring.

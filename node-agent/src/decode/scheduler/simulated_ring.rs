@@ -21,8 +21,10 @@ pub struct SimulatedRing {
     sessions: BTreeMap<SessionId, Session>,
     /// Sessions that are released, but not yet in every round, and what had come home when they were.
     releasing: VecDeque<(SessionId, usize)>,
-    /// What each session's frames bring home, in order.
+    /// What the frames of each session bring home that has any, in order.
     answers: BTreeMap<SessionId, VecDeque<Answer>>,
+    /// Each block has a clone of it, so it knows how many there are.
+    counted: Rc<()>,
     /// Frames that were sent before the first of their rows was known to be right, and frames that were refuted on their way.
     pub ran_ahead: usize,
     pub refuted: usize,
@@ -51,11 +53,60 @@ struct Answer {
 
 #[derive(Clone)]
 struct Session {
-    tokens: Vec<u32>,
+    text: Text,
     /// Shared with forks until one of them writes.
-    blocks: Vec<Rc<()>>,
+    blocks: Vec<Rc<Block>>,
     /// The first position that layers with a window still hold.
     first: usize,
+}
+
+#[derive(Clone)]
+struct Block {
+    _counted: Rc<()>,
+}
+
+/// Tokens, and what the model says after each of them: it follows from all before, which would take long to go through again for each.
+#[derive(Clone, Default)]
+pub struct Text {
+    tokens: Vec<u32>,
+    /// Of all tokens up to each.
+    hashes: Vec<u64>,
+}
+
+impl Text {
+    pub fn of(tokens: &[u32]) -> Self {
+        let mut text = Self::default();
+        text.extend(tokens);
+        text
+    }
+
+    pub fn extend(&mut self, tokens: &[u32]) {
+        let mut hash = self.hashes.last().copied().unwrap_or(NOTHING);
+        for &token in tokens {
+            hash = hash_with(hash, token);
+            self.tokens.push(token);
+            self.hashes.push(hash);
+        }
+    }
+
+    fn truncate(&mut self, count: usize) {
+        self.tokens.truncate(count);
+        self.hashes.truncate(count);
+    }
+
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// What the model says after the first `end` tokens, which are not none: mostly what it always says after the last two, so that texts
+    /// repeat and can be guessed, and sometimes what follows from all of them.
+    pub fn row(&self, end: usize) -> u64 {
+        let whole = self.hashes[end - 1];
+        match whole % 6 {
+            0 => whole,
+            _ => usual(&self.tokens[..end]),
+        }
+    }
 }
 
 impl SimulatedRing {
@@ -69,6 +120,7 @@ impl SimulatedRing {
             sessions: BTreeMap::new(),
             releasing: VecDeque::new(),
             answers: BTreeMap::new(),
+            counted: Rc::default(),
             ran_ahead: 0,
             refuted: 0,
             came_home: 0,
@@ -81,7 +133,7 @@ impl SimulatedRing {
             Action::Probe { .. } => self.clear(),
             Action::Create { session } => {
                 let empty = Session {
-                    tokens: Vec::new(),
+                    text: Text::default(),
                     blocks: Vec::new(),
                     first: 0,
                 };
@@ -122,10 +174,10 @@ impl SimulatedRing {
 
     fn truncate(&mut self, id: SessionId, positions: usize) {
         let session = self.sessions.get_mut(&id).unwrap();
-        assert!(positions <= session.tokens.len());
-        session.tokens.truncate(positions);
+        assert!(positions <= session.text.tokens.len());
+        session.text.truncate(positions);
         session.blocks.truncate(positions.div_ceil(BLOCK_POSITIONS));
-        let answers = self.answers.entry(id).or_default().iter_mut();
+        let answers = self.answers.get_mut(&id).into_iter().flatten();
         for refuted in answers.filter(|answer| answer.first_position >= positions) {
             self.refuted += usize::from(!refuted.rows.is_empty());
             refuted.rows.clear();
@@ -137,29 +189,34 @@ impl SimulatedRing {
     }
 
     fn compute(&mut self, id: SessionId, first_position: usize, tokens: &[u32], wanted: usize) {
-        if first_position < self.sessions[&id].tokens.len() {
+        if first_position < self.sessions[&id].text.tokens.len() {
             self.truncate(id, first_position);
         }
         let session = self.sessions.get_mut(&id).unwrap();
-        assert_eq!(session.tokens.len(), first_position, "no gap");
+        assert_eq!(session.text.tokens.len(), first_position, "no gap");
         assert!((1..=self.chunk_positions).contains(&tokens.len()));
-        assert!(session.tokens.len() + tokens.len() <= self.context_length);
+        assert!(first_position + tokens.len() <= self.context_length);
         if let Some(window) = self.window {
-            let kept_from = (session.tokens.len() + 1).saturating_sub(2 * window.positions);
+            let kept_from = (first_position + 1).saturating_sub(2 * window.positions);
             session.first = session
                 .first
                 .max(kept_from / BLOCK_POSITIONS * BLOCK_POSITIONS);
         }
-        if !session.tokens.len().is_multiple_of(BLOCK_POSITIONS) {
+        if !first_position.is_multiple_of(BLOCK_POSITIONS) {
             let last = session.blocks.last_mut().unwrap();
             // Copies it if somebody else holds it.
             Rc::make_mut(last);
         }
-        session.tokens.extend(tokens);
-        let blocks = session.tokens.len().div_ceil(BLOCK_POSITIONS);
-        session.blocks.resize_with(blocks, Rc::default);
-        let end = session.tokens.len();
-        let rows = (end + 1 - wanted..=end).map(|end| row(&session.tokens[..end]));
+        session.text.extend(tokens);
+        let end = first_position + tokens.len();
+        let block = || {
+            Rc::new(Block {
+                _counted: self.counted.clone(),
+            })
+        };
+        let blocks = end.div_ceil(BLOCK_POSITIONS);
+        session.blocks.resize_with(blocks, block);
+        let rows = (end + 1 - wanted..=end).map(|end| session.text.row(end));
         let answer = Answer {
             left_after: self.came_home,
             first_position,
@@ -181,11 +238,7 @@ impl SimulatedRing {
 
     /// Sessions with frames under way.
     pub fn flying(&self) -> Vec<SessionId> {
-        let answers = self.answers.iter();
-        answers
-            .filter(|(_, rows)| !rows.is_empty())
-            .map(|(&session, _)| session)
-            .collect()
+        self.answers.keys().copied().collect()
     }
 
     /// Rows of the oldest frame of a session.
@@ -197,7 +250,11 @@ impl SimulatedRing {
     pub fn home(&mut self, session: SessionId) -> Vec<u64> {
         let answers = self.answers.get_mut(&session).unwrap();
         self.came_home += 1;
-        answers.pop_front().unwrap().rows
+        let rows = answers.pop_front().unwrap().rows;
+        if answers.is_empty() {
+            self.answers.remove(&session);
+        }
+        rows
     }
 
     /// Lets the oldest release come home.
@@ -208,7 +265,7 @@ impl SimulatedRing {
 
     /// Whether nothing is under way.
     pub fn is_idle(&self) -> bool {
-        self.releasing.is_empty() && self.flying().is_empty()
+        self.releasing.is_empty() && self.answers.is_empty()
     }
 
     /// What comes home next, by a number that says which of all: members take frames in almost any order, but none waits for long.
@@ -238,43 +295,34 @@ impl SimulatedRing {
 
     /// Positions in layers that see everything, in whole blocks; shared ones once.
     pub fn used_positions(&self) -> usize {
-        let blocks = self.sessions.values().flat_map(|one| &one.blocks);
-        let mut blocks: Vec<*const ()> = blocks.map(Rc::as_ptr).collect();
-        blocks.sort_unstable();
-        blocks.dedup();
-        blocks.len() * BLOCK_POSITIONS
+        (Rc::strong_count(&self.counted) - 1) * BLOCK_POSITIONS
     }
 
     /// Positions in a layer with a window, in whole blocks, of all sessions, as if they shared none.
     pub fn windowed_positions(&self) -> usize {
         let sessions = self.sessions.values();
         let positions = sessions.map(|one| {
-            let end = one.tokens.len().next_multiple_of(BLOCK_POSITIONS);
+            let end = one.text.tokens.len();
+            let end = end.next_multiple_of(BLOCK_POSITIONS);
             end - one.first
         });
         positions.sum()
     }
 }
 
-/// What the model says after these tokens: mostly what it always says after the last two, so that texts repeat and can be guessed, and
-/// sometimes what follows from all of them.
-pub fn row(tokens: &[u32]) -> u64 {
-    let whole = hash(tokens);
-    match whole % 6 {
-        0 => whole,
-        _ => usual(tokens),
-    }
-}
-
-/// What it mostly says.
+/// What the model mostly says after these tokens.
 pub fn usual(tokens: &[u32]) -> u64 {
-    hash(&tokens[tokens.len().saturating_sub(2)..])
+    let last = &tokens[tokens.len().saturating_sub(2)..];
+    last.iter()
+        .fold(NOTHING, |hash, &token| hash_with(hash, token))
 }
 
-fn hash(tokens: &[u32]) -> u64 {
-    tokens.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &token| {
-        (hash ^ u64::from(token))
-            .wrapping_mul(0x0100_0000_01b3)
-            .rotate_left(23)
-    })
+/// The hash of no tokens.
+const NOTHING: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// The hash of some tokens, and of one more.
+fn hash_with(hash: u64, token: u32) -> u64 {
+    (hash ^ u64::from(token))
+        .wrapping_mul(0x0100_0000_01b3)
+        .rotate_left(23)
 }

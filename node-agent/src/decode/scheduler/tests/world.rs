@@ -8,7 +8,7 @@ use prima_crds::v1alpha1::ring_plan::{DRAFTED_ROWS, PlannedModel, RingPlanSpec, 
 use prima_engine::kernels::BLOCK_POSITIONS;
 
 use super::super::ring_state::PROBE_INTERVAL;
-use super::super::simulated_ring::{self, Next, SimulatedRing, row};
+use super::super::simulated_ring::{self, Next, SimulatedRing, Text};
 use super::super::{Action, Event, Options, Read, RequestId, Sampled, Scheduler};
 use crate::generation::{GenerationError, Readiness};
 use crate::ring::SessionId;
@@ -534,22 +534,25 @@ impl Client {
     }
 
     pub fn expected(&self, choice: usize) -> Vec<u32> {
-        let mut text = self.prompt.clone();
+        let mut text = Text::of(&self.prompt);
         loop {
-            let token = self.next(text.last(), row(&text), choice);
+            let tokens = text.tokens();
+            let token = self.next(tokens.last(), text.row(tokens.len()), choice);
             if token == END {
                 break;
             }
-            text.push(token);
-            if text.len() - self.prompt.len() >= self.max_tokens || text.len() > self.context {
+            text.extend(&[token]);
+            let length = text.tokens().len();
+            if length - self.prompt.len() >= self.max_tokens || length > self.context {
                 break;
             }
         }
-        text.split_off(self.prompt.len())
+        text.tokens()[self.prompt.len()..].to_vec()
     }
 
     pub fn expected_states(&self) -> Vec<u64> {
-        let mut states = (1..=self.prompt.len()).map(|end| row(&self.prompt[..end]));
+        let text = Text::of(&self.prompt);
+        let mut states = (1..=self.prompt.len()).map(|end| text.row(end));
         match self.read {
             Read::AllStates => states.collect(),
             Read::LastState | Read::LastScores => states.next_back().into_iter().collect(),
