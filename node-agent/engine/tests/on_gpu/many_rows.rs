@@ -8,7 +8,7 @@ use prima_engine::{BatchEntry, EngineError, KvCache, KvFormat, LayerDevices, Mod
 use prima_gguf::GgmlType;
 use prima_test_models::{FAMILIES, MadeUpModel, Runner, difference, layers_of_each_kind};
 
-use crate::on_gpu::{FLOAT, QUANTIZED, gpu, open, small_with_windows};
+use crate::on_gpu::{FLOAT, NARROW, QUANTIZED, gpu, open, small_with_windows};
 
 /// Passes of at least so many rows go to the GPU.
 pub const MANY: usize = 8;
@@ -48,6 +48,7 @@ fn every_family_goes_there_and_back() {
     for family in FAMILIES {
         let made_up = MadeUpModel {
             formats: vec![GgmlType::F32],
+            feed_forward: NARROW,
             // The third waits for the first: two are on their way at a time.
             layers: layers_of_each_kind(family).max(3),
             ..MadeUpModel::of(family)
