@@ -209,16 +209,12 @@ current-context: test
     /// What it answers the administrator at this path. While it has yet to read objects of this kind from its store, it answers 429. Then it is
     /// asked again, as every client does.
     fn get(&self, path: &str) -> io::Result<String> {
-        if !self.site.is_here() {
-            let arguments = ["get", "--raw", path, "--request-timeout=5s"];
-            return self.kubectl(&arguments).map_err(io::Error::other);
-        }
         let address = SocketAddr::from((self.site.address(), PORT));
         let ask = || -> io::Result<http::Response> {
             let name = ServerName::from(address.ip());
             let connection =
                 ClientConnection::new(self.tls.clone(), name).map_err(io::Error::other)?;
-            let stream = StreamOwned::new(connection, http::connect(address)?);
+            let stream = StreamOwned::new(connection, self.site.connect(address)?);
             http::get_over(stream, address, path, &Account::admin().token())
         };
         let answer = wait_for(path, || match ask() {

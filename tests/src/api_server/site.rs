@@ -2,12 +2,18 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
-use std::net::{Ipv4Addr, TcpListener};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::PORT;
 use crate::cluster::Host;
+use crate::http;
+
+/// For each step of a look at a server on a host of its own: who waits for it looks again, and whether it still runs.
+const HOST_PATIENCE: Duration = Duration::from_secs(5);
 
 pub(crate) struct Site {
     address: Ipv4Addr,
@@ -43,9 +49,12 @@ impl Site {
         self.address
     }
 
-    /// Whether this process reaches it.
-    pub(crate) fn is_here(&self) -> bool {
-        self.host.is_none()
+    /// A connection from there, for this process: a socket stays in the network that it was made in.
+    pub(crate) fn connect(&self, address: SocketAddr) -> io::Result<TcpStream> {
+        match &self.host {
+            Some(host) => host.within(|| http::connect_within(HOST_PATIENCE, address)),
+            None => http::connect(address),
+        }
     }
 
     /// `command`, to be started there.
