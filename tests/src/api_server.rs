@@ -124,8 +124,8 @@ impl ApiServer {
         *server = None;
         // On another host it may take a moment until it is gone.
         wait_until("nobody listens there any more", || {
-            let asked = self.kubectl(&["get", "--raw", "/livez", "--request-timeout=5s"]);
-            asked.is_err_and(|error| error.to_string().contains("refused"))
+            let asked = self.get("/livez");
+            asked.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
         });
         *server = Some(self.start_server());
     }
