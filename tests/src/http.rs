@@ -271,14 +271,9 @@ impl Iterator for EventStream {
 }
 
 pub(crate) fn connect(address: SocketAddr) -> io::Result<TcpStream> {
-    connect_within(READ_DEADLINE, address)
-}
-
-/// Connects; that, and each read and write afterwards, may take `patience`.
-pub(crate) fn connect_within(patience: Duration, address: SocketAddr) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&address, patience)?;
-    stream.set_read_timeout(Some(patience))?;
-    stream.set_write_timeout(Some(patience))?;
+    let stream = TcpStream::connect_timeout(&address, READ_DEADLINE)?;
+    stream.set_read_timeout(Some(READ_DEADLINE))?;
+    stream.set_write_timeout(Some(READ_DEADLINE))?;
     Ok(stream)
 }
 

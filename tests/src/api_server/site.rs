@@ -6,14 +6,10 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::PORT;
 use crate::cluster::Host;
 use crate::http;
-
-/// For each step of a look at a server on a host of its own: who waits for it looks again, and whether it still runs.
-const HOST_PATIENCE: Duration = Duration::from_secs(5);
 
 pub(crate) struct Site {
     address: Ipv4Addr,
@@ -52,7 +48,7 @@ impl Site {
     /// A connection from there, for this process: a socket stays in the network that it was made in.
     pub(crate) fn connect(&self, address: SocketAddr) -> io::Result<TcpStream> {
         match &self.host {
-            Some(host) => host.within(|| http::connect_within(HOST_PATIENCE, address)),
+            Some(host) => host.within(|| http::connect(address)),
             None => http::connect(address),
         }
     }
