@@ -41,6 +41,8 @@ const STORE_PORT: u16 = 2379;
 /// Who has an account beside the administrator and the kubelets.
 const COMPONENTS: [&str; 3] = ["kube-controller-manager", "kube-scheduler", "kube-proxy"];
 const SERVICE_NETWORK: &str = "10.96.0.0/16";
+/// In place of a namespace: objects of all of them.
+pub(crate) const ALL_NAMESPACES: &str = "";
 
 /// A condition of an object as the API server has it; `null` where there is none yet.
 pub fn condition(object: &Value, kind: &str) -> Value {
@@ -67,14 +69,22 @@ pub struct ApiServer {
 /// Where the API server has the objects of a kind, in the singular or the plural: all of them, or those of the namespace where they have one.
 fn path_of(kind: &str, namespace: &str) -> String {
     let own = "/apis/prima.dev/v1alpha1";
-    let within = format!("namespaces/{namespace}");
+    let within = match namespace {
+        ALL_NAMESPACES => String::new(),
+        namespace => format!("/namespaces/{namespace}"),
+    };
     match kind.trim_end_matches('s') {
+        "namespace" => "/api/v1/namespaces".to_owned(),
         "nodeprofile" => format!("{own}/nodeprofiles"),
-        "model" => format!("{own}/{within}/models"),
-        "ringplan" => format!("{own}/{within}/ringplans"),
-        "service" => format!("/api/v1/{within}/services"),
-        "endpointslice" => format!("/apis/discovery.k8s.io/v1/{within}/endpointslices"),
-        "lease" => format!("/apis/coordination.k8s.io/v1/{within}/leases"),
+        "model" => format!("{own}{within}/models"),
+        "ringplan" => format!("{own}{within}/ringplans"),
+        "pod" => format!("/api/v1{within}/pods"),
+        "service" => format!("/api/v1{within}/services"),
+        "endpointslice" => format!("/apis/discovery.k8s.io/v1{within}/endpointslices"),
+        "lease" => format!("/apis/coordination.k8s.io/v1{within}/leases"),
+        "networkpolicy" | "networkpolicie" => {
+            format!("/apis/networking.k8s.io/v1{within}/networkpolicies")
+        }
         _ => panic!("nobody has looked for {kind} so far"),
     }
 }
@@ -201,8 +211,14 @@ current-context: test
             }
         };
         leave_out(&mut found);
+        // In lists, objects of Kubernetes' own kinds do not say their kind.
+        let kind = found["kind"].as_str().unwrap_or_default();
+        let kind = kind.strip_suffix("List").map(str::to_owned);
         let items = found.get_mut("items").and_then(Value::as_array_mut);
-        items.into_iter().flatten().for_each(leave_out);
+        for item in items.into_iter().flatten() {
+            leave_out(item);
+            item["kind"] = Value::from(kind.as_deref());
+        }
         Ok(found)
     }
 

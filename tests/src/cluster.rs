@@ -22,10 +22,9 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::api_server::{ApiServer, Backend, Site};
+use crate::api_server::{ALL_NAMESPACES, ApiServer, Backend, Site};
 use crate::command::CommandError;
 use crate::programs::program;
 use crate::service::Service;
@@ -181,11 +180,12 @@ impl Cluster {
             // Dropped when the work ends, however it does.
             let (working, ended) = mpsc::channel::<()>();
             let enforcer = scope.spawn(move || {
+                let mut in_force = String::new();
                 loop {
-                    self.enforce_policies();
+                    self.enforce_policies(&mut in_force);
                     let waited = ended.recv_timeout(Duration::from_secs(1));
                     if waited == Err(RecvTimeoutError::Disconnected) {
-                        return self.enforce_policies();
+                        return self.enforce_policies(&mut in_force);
                     }
                 }
             });
@@ -196,16 +196,19 @@ impl Cluster {
         })
     }
 
-    fn enforce_policies(&self) {
-        let kinds = "networkpolicies,namespaces,pods";
-        let listed = self.kubectl(&["get", kinds, "--all-namespaces", "--output=json"]);
-        let listed = listed.unwrap_or_else(|error| panic!("{error}"));
-        let listed: Value = serde_json::from_str(&listed).expect("JSON");
-        let objects = listed["items"].as_array().expect("a list");
-        let rules = policies::rules(objects).unwrap_or_else(|error| panic!("{error}"));
+    /// Nodes that have these rules already, `in_force`, are left alone: each takes several processes.
+    fn enforce_policies(&self, in_force: &mut String) {
+        let kinds = ["networkpolicies", "namespaces", "pods"];
+        let listed = kinds.map(|kind| self.objects(ALL_NAMESPACES, kind));
+        let objects = listed.concat();
+        let rules = policies::rules(&objects).unwrap_or_else(|error| panic!("{error}"));
+        if rules == *in_force {
+            return;
+        }
         for node in &self.nodes {
             node.enforce(&rules);
         }
+        *in_force = rules;
     }
 
     /// What helm prints.

@@ -36,6 +36,20 @@ impl Cluster {
             .expect("pods to ask from");
     }
 
+    /// As [`ApiServer::object`](crate::api_server::ApiServer::object).
+    pub fn object(&self, namespace: &str, what: &str) -> Value {
+        let found = self.api_server.object(namespace, what);
+        found.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// All objects of a kind, in the namespace, where the kind has one.
+    pub fn objects(&self, namespace: &str, kind: &str) -> Vec<Value> {
+        match self.object(namespace, kind)["items"].take() {
+            Value::Array(items) => items,
+            other => panic!("expected a list of {kind}, found {other}"),
+        }
+    }
+
     /// What `kubectl get` and the like show.
     pub fn json(&self, args: &[&str]) -> Value {
         let text = self.kubectl(&[args, &["-o", "json"]].concat());
@@ -59,7 +73,8 @@ impl Cluster {
 
     /// Status and message of one of a Model's conditions.
     pub fn condition(&self, model: &str, kind: &str) -> (String, String) {
-        let condition = condition(&self.json(&["get", "model", model]), kind);
+        let found = self.object("default", &format!("model/{model}"));
+        let condition = condition(&found, kind);
         let text = |field: &str| condition[field].as_str().unwrap_or_default().to_owned();
         (text("status"), text("message"))
     }
@@ -113,22 +128,18 @@ impl Cluster {
             "temperature": 0,
         });
         let url = format!("http://{model}.default/v1/chat/completions");
-        let pods = [
-            "get",
-            "pods",
-            "-l",
-            "app=tools",
-            "-o",
-            "jsonpath={.items[0].metadata.name}",
-            "--field-selector",
-        ];
-        let on_node = format!("spec.nodeName=node-{node}");
-        let pod = self.kubectl(&[&pods[..], &[&on_node]].concat());
-        let pod = pod.unwrap_or_else(|error| panic!("{error}"));
+        let node = format!("node-{node}");
+        let pods = self.objects("default", "pods");
+        let mut pods = pods.iter();
+        let pod = pods.find(|pod| {
+            pod["metadata"]["labels"]["app"] == "tools" && pod["spec"]["nodeName"] == node
+        });
+        let pod = pod.and_then(|pod| pod["metadata"]["name"].as_str());
+        let pod = pod.expect("a pod to ask from");
         let (body, seconds) = (body.to_string(), patience.as_secs().to_string());
         let wget = [
             "exec",
-            &pod,
+            pod,
             "--",
             "/bin/busybox",
             "timeout",

@@ -11,6 +11,7 @@ use tempfile::TempDir;
 
 use super::image::{GPU_AGENT, app_version, prima_image};
 use super::{Cluster, PrimaImages};
+use crate::api_server::ALL_NAMESPACES;
 use crate::command::run;
 use crate::inputs;
 use crate::local_ring::smollm2;
@@ -133,8 +134,7 @@ impl Cluster {
     pub fn wait_until_measured(&self) {
         let nodes = self.nodes.len();
         wait_until("each node is measured, and the links between them", || {
-            let profiles = self.kubectl(&["get", "nodeprofiles", "-o", "json"]);
-            let profiles = items(&profiles.unwrap_or_else(|error| panic!("{error}")));
+            let profiles = self.objects(ALL_NAMESPACES, "nodeprofiles");
             profiles.len() == nodes
                 && profiles.iter().all(|profile| {
                     profile["status"]["links"]
@@ -206,12 +206,15 @@ impl Cluster {
     /// # Errors
     /// Why they are not known.
     pub fn pods_of(&self, component: &str) -> Result<Vec<Value>, String> {
-        let label = format!("app.kubernetes.io/component={component}");
-        let get = ["get", "pods", "-n", NAMESPACE, "-l", &label, "-o", "json"];
-        let pods = self.kubectl(&get).map_err(|error| error.to_string())?;
-        let mut pods = items(&pods);
-        pods.retain(|pod| pod["metadata"]["deletionTimestamp"].is_null());
-        Ok(pods)
+        let pods = self.api_server.object(NAMESPACE, "pods");
+        let mut pods = pods.map_err(|error| error.to_string())?;
+        let pods = pods["items"].as_array_mut().ok_or("no list of pods")?;
+        pods.retain(|pod| {
+            let metadata = &pod["metadata"];
+            metadata["labels"]["app.kubernetes.io/component"] == component
+                && metadata["deletionTimestamp"].is_null()
+        });
+        Ok(std::mem::take(pods))
     }
 
     /// Whether all agents and operators are ready, and are there.
@@ -272,15 +275,6 @@ pub fn chart() -> PathBuf {
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("a path in UTF-8")
-}
-
-/// The objects of a list in JSON.
-fn items(list: &str) -> Vec<Value> {
-    let mut list: Value = serde_json::from_str(list).expect("JSON");
-    match list["items"].take() {
-        Value::Array(items) => items,
-        other => panic!("expected a list, found {other}"),
-    }
 }
 
 fn is_ready(pod: &Value) -> bool {

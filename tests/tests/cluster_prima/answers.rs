@@ -146,7 +146,7 @@ fn models_from_hub_and_disk_answer_as_on_one_machine() {
     test.helm(&["uninstall", "prima", "--namespace", "prima", "--wait"]);
     let left = test.kubectl(&["get", "models", "-o", "name"]);
     assert_eq!(left, "model.prima.dev/from-disk\nmodel.prima.dev/smollm2\n");
-    wait_until("the agents' pods are gone", || test.agents(&[]).is_empty());
+    wait_until("the agents' pods are gone", || test.agents().is_empty());
     assert!(test.cluster.ask_from(0, "smollm2", TRY).is_err());
 }
 

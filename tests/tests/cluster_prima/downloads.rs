@@ -55,9 +55,11 @@ fn a_download_survives_its_hub_and_a_full_disk() {
         .mount_disk("lib/prima/cache", HEADER + (8 << 20));
     test.delete_agent("node-0");
     wait_until("its next agent has told of the disk", || {
-        let pods = test.agents(&["--field-selector", "spec.nodeName=node-0"]);
+        let pods = test.agents();
         let mut pods = pods.iter();
-        pods.any(|pod| condition(pod, "Ready")["status"] == "True")
+        pods.any(|pod| {
+            pod["spec"]["nodeName"] == "node-0" && condition(pod, "Ready")["status"] == "True"
+        })
     });
     let file = format!("{}/_files/people/models/smollm2.gguf", test.hub.endpoint());
     let source = format!("url: {{url: '{file}', sha256: {}}}", sha256(&smollm2()));

@@ -123,8 +123,7 @@ fn it_answers_again_after_a_node_a_link_or_a_pod_is_gone() {
 
     // No ghost: what ran on the lost nodes ended, and only what the plan says runs.
     wait_until("one ring is left", || {
-        let plans = test.cluster.json(&["get", "ringplans"]);
-        plans["items"].as_array().map(Vec::len) == Some(1)
+        test.cluster.objects("default", "ringplans").len() == 1
     });
     wait_until("the plan's members run, and no other", || {
         let mut members = test.members("smollm2");
@@ -173,7 +172,7 @@ impl Test {
                 && condition(pod, "Ready")["status"] == "True"
         };
         wait_until("the agents of the nodes that are on are new", || {
-            let agents = self.agents(&[]);
+            let agents = self.agents();
             agents.iter().filter(|pod| is_new(pod)).count() == NODES - 1
         });
         println!(
@@ -207,7 +206,7 @@ impl Test {
         // When it was looked, and for how long programs had waited by then.
         let mut looks: Vec<(Timestamp, Duration)> = Vec::new();
         let ready_by = wait_for(&format!("{model} is ready without {lost}"), || {
-            let found = self.cluster.json(&["get", "model", model]);
+            let found = self.cluster.object("default", &format!("model/{model}"));
             looks.push((Timestamp::now(), clock.waited()));
             let ready = condition(&found, "Ready");
             let members = self.members_of(model, &found);

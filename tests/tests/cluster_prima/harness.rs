@@ -79,8 +79,8 @@ impl Test {
                 self.kubectl(&["patch", &profile, "--type=merge", "-p", &patch]);
             }
             wait_until("the operator knows what each node's owner allows", || {
-                let profiles = self.cluster.json(&["get", "nodeprofiles"]);
-                let mut profiles = profiles["items"].as_array().expect("profiles").iter();
+                let profiles = self.cluster.objects("default", "nodeprofiles");
+                let mut profiles = profiles.iter();
                 profiles.all(|profile| condition(profile, "Ready")["reason"] == told)
             });
         }
@@ -116,7 +116,7 @@ impl Test {
     /// The members of the plan that the Model names. The operator may replace that plan between the two reads; then both are made again.
     pub fn members(&self, model: &str) -> Vec<String> {
         wait_for("the plan that the Model names is there", || {
-            let found = self.cluster.json(&["get", "model", model]);
+            let found = self.cluster.object("default", &format!("model/{model}"));
             self.members_of(model, &found).ok_or("not yet")
         })
     }
@@ -133,13 +133,9 @@ impl Test {
 
     /// All plans there are of a Model.
     pub fn plans(&self, model: &str) -> Vec<Value> {
-        let plans = self.cluster.json(&[
-            "get",
-            "ringplans",
-            "-l",
-            &format!("prima.dev/model={model}"),
-        ]);
-        plans["items"].as_array().expect("plans").clone()
+        let mut plans = self.cluster.objects("default", "ringplans");
+        plans.retain(|plan| plan["metadata"]["labels"]["prima.dev/model"] == model);
+        plans
     }
 
     pub fn wait_until_answers(&self, model: &str, expected: &str) {
@@ -169,18 +165,16 @@ impl Test {
             .collect()
     }
 
-    /// The agents' pods, or some of them.
-    pub fn agents(&self, which: &[&str]) -> Vec<Value> {
-        let agents = ["-l", "app.kubernetes.io/component=agent"];
-        let pods = self
-            .cluster
-            .json(&[&["get", "pods", "-n", "prima"], &agents[..], which].concat());
-        pods["items"].as_array().expect("pods").clone()
+    /// The agents' pods.
+    pub fn agents(&self) -> Vec<Value> {
+        let mut pods = self.cluster.objects("prima", "pods");
+        pods.retain(|pod| pod["metadata"]["labels"]["app.kubernetes.io/component"] == "agent");
+        pods
     }
 
     /// Nodes, and the addresses of their agents' pods.
     pub fn agent_addresses(&self) -> Vec<(String, IpAddr)> {
-        let pods = self.agents(&[]);
+        let pods = self.agents();
         pods.iter()
             .map(|pod| {
                 let address = pod["status"]["podIP"].as_str();
