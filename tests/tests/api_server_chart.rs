@@ -1,4 +1,4 @@
-//! What a real API server says of the chart: it takes every document of every scenario as it stands, finds no fault in the
+//! What a real API server says of the chart: it takes every document of every scenario as it stands, as kubeconform does, finds no fault in the
 //! types of the admission policies' expressions, and lets an agent write what is its own and nothing else.
 
 use std::fs;
@@ -9,11 +9,11 @@ use prima_tests::api_server::{ApiServer, Backend};
 use prima_tests::operator::{chart_before, ring_plan};
 use prima_tests::programs::program;
 use prima_tests::{definitions, inputs, timeout_argument, wait_for, wait_until};
-use serde_json::Value;
-use tempfile::NamedTempFile;
+use serde_json::{Map, Value};
+use tempfile::{NamedTempFile, TempDir};
 
 #[test]
-fn an_api_server_takes_the_chart_and_its_samples() {
+fn api_server_and_kubeconform_take_the_chart_and_samples() {
     let mut api = ApiServer::start(Backend::Etcd);
     api.start_controller_manager();
     for namespace in ["prima", "prima-agents", "models"] {
@@ -22,10 +22,12 @@ fn an_api_server_takes_the_chart_and_its_samples() {
         default_account_is_there(&api, namespace);
     }
     install_all_definitions(&api);
+    let kubeconform = Kubeconform::of(&api);
     for scenario in files_of("charts/prima/ci") {
         let rendered = template(&api, &["--values", &scenario]);
         api.try_out(&rendered)
             .unwrap_or_else(|error| panic!("{scenario}: {error}"));
+        kubeconform.finds_no_fault(&scenario, &rendered);
     }
     for sample in files_of("charts/prima/samples") {
         let text = fs::read_to_string(&sample).expect("a sample");
@@ -34,20 +36,27 @@ fn an_api_server_takes_the_chart_and_its_samples() {
     }
 }
 
-#[test]
-fn kubeconform_finds_no_fault_in_any_scenario() {
-    let api = ApiServer::start(Backend::Etcd);
-    install_all_definitions(&api);
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    write_schemas(&api, folder.path());
-    let location = format!(
-        "{}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json",
-        folder.path().display()
-    );
-    for scenario in files_of("charts/prima/ci") {
-        let rendered = folder.path().join("rendered.yaml");
-        fs::write(&rendered, template(&api, &["--values", &scenario])).expect("a file");
-        let mut kubeconform = api.command(program("kubeconform"));
+/// It knows the kinds of an API server.
+struct Kubeconform<'a> {
+    api: &'a ApiServer,
+    folder: TempDir,
+}
+
+impl<'a> Kubeconform<'a> {
+    fn of(api: &'a ApiServer) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        write_schemas(api, folder.path());
+        Kubeconform { api, folder }
+    }
+
+    fn finds_no_fault(&self, scenario: &str, rendered: &str) {
+        let location = format!(
+            "{}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json",
+            self.folder.path().display()
+        );
+        let path = self.folder.path().join("rendered.yaml");
+        fs::write(&path, rendered).expect("a file");
+        let mut kubeconform = self.api.command(program("kubeconform"));
         kubeconform
             .args([
                 "-strict",
@@ -57,7 +66,7 @@ fn kubeconform_finds_no_fault_in_any_scenario() {
                 "-schema-location",
                 &location,
             ])
-            .arg(&rendered);
+            .arg(&path);
         let output = kubeconform.output().expect("kubeconform");
         let summary = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{scenario}: {summary}");
@@ -99,8 +108,8 @@ fn write_schemas(api: &ApiServer, folder: &Path) {
     for loose in [quantity, "io.k8s.apimachinery.pkg.util.intstr.IntOrString"] {
         definitions[loose] = serde_json::json!({"type": ["string", "integer", "number"]});
     }
-    let definitions = definitions.clone();
-    for (name, definition) in &definitions {
+    let definitions = &*definitions;
+    for (name, definition) in definitions {
         let Some(kinds) = definition["x-kubernetes-group-version-kind"].as_array() else {
             continue;
         };
@@ -111,10 +120,35 @@ fn write_schemas(api: &ApiServer, folder: &Path) {
             let suffix = [group, &text("version")];
             let suffix: Vec<&str> = suffix.into_iter().filter(|part| !part.is_empty()).collect();
             let path = folder.join(format!("{}-{}.json", text("kind"), suffix.join("-")));
-            let schema = serde_json::json!({"$ref": format!("#/definitions/{name}"), "definitions": &definitions});
             if WANTED.contains(&text("kind").as_str()) {
+                let mut needed = Map::new();
+                add_with_referred(&mut needed, definitions, name);
+                let schema = serde_json::json!({"$ref": format!("{REFERENCE}{name}"), "definitions": needed});
                 fs::write(path, schema.to_string()).expect("a schema");
             }
+        }
+    }
+}
+
+/// How a schema begins to name a definition.
+const REFERENCE: &str = "#/definitions/";
+
+/// Adds a definition, and all that it refers to: of a thousand, a kind needs some dozens, and kubeconform reads what it is given anew for each scenario.
+fn add_with_referred(needed: &mut Map<String, Value>, all: &Map<String, Value>, name: &str) {
+    if needed.contains_key(name) {
+        return;
+    }
+    needed.insert(name.to_owned(), all[name].clone());
+    let mut parts = vec![&all[name]];
+    while let Some(part) = parts.pop() {
+        let referred = part["$ref"].as_str();
+        if let Some(referred) = referred.and_then(|text| text.strip_prefix(REFERENCE)) {
+            add_with_referred(needed, all, referred);
+        }
+        match part {
+            Value::Object(fields) => parts.extend(fields.values()),
+            Value::Array(elements) => parts.extend(elements),
+            _ => {}
         }
     }
 }
