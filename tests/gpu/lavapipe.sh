@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Fetches a newer Vulkan on the processor (lavapipe), once, where Debian's own is that of 2022, which takes up to ten times as long: its package of
-# the backports, not installed, on the libraries of the older one, which is. Prints the manifest that programs find it by (VK_DRIVER_FILES); nothing
-# where the installed one is newer.
+# Fetches a newer Vulkan on the processor (lavapipe), once, where Debian's own is that of 2022, which takes up to ten times as long to compute (it
+# compiles kernels faster, though): its package of the backports, not installed, on the libraries of the older one, which is. Prints the manifest
+# that programs find it by (VK_DRIVER_FILES); nothing where the installed one is newer.
 set -euo pipefail
 cd "$(dirname "$0")"
 . ../once.sh
