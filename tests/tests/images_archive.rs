@@ -13,7 +13,7 @@ use prima_tests::image_archive::{
 };
 use prima_tests::local_ring::smollm2;
 use prima_tests::machine_ring::{Host, MachineRing, Node, cut};
-use prima_tests::{Endpoint, http, inputs};
+use prima_tests::{Endpoint, http, inputs, software_gpu};
 use serde_json::{Value, json};
 
 #[test]
@@ -143,7 +143,9 @@ fn a_root_file_system_runs_the_programs() {
                 .args(["--userspec=65532:65532".as_ref(), root.as_os_str()])
                 .arg(format!("/usr/{program}"))
                 .args(arguments)
-                .env("PRIMA_GPU", "software");
+                // Its own drivers: another may be told for all tests.
+                .env_remove(software_gpu::DRIVERS)
+                .env(software_gpu::GPU, software_gpu::SOFTWARE);
             let output = chroot.output().expect("chroot");
             let said = [output.stdout, output.stderr].concat();
             let said = String::from_utf8_lossy(&said).into_owned();
