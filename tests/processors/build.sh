@@ -101,7 +101,7 @@ in_root() {
         mount --bind "$2" "$0/registry"
         shift 2
         exec chroot "$0" env -i PATH=/usr/bin:/bin HOME=/root CARGO_HOME=/root/cargo CARGO_TARGET_DIR=/source/target/arm64 \
-            CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_OPT_LEVEL=0 \
+            CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_DEV_CODEGEN_UNITS=16 CARGO_INCREMENTAL=0 \
             CARGO_PROFILE_DEV_DEBUG_ASSERTIONS=false CARGO_PROFILE_DEV_OVERFLOW_CHECKS=false \
             CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc CC_aarch64_unknown_linux_gnu=aarch64-linux-gnu-gcc \
             CXX_aarch64_unknown_linux_gnu=aarch64-linux-gnu-g++ \
