@@ -83,7 +83,7 @@ check-gpu: ## Check and measure layers on this machine's GPU; target/gpu-check.t
 	$(WITH) $(PYTHON) tests/gpu/bundle.py
 	rm -rf target/gpu-check
 	tar -C target -xf target/gpu-check.tar.xz
-	$(if $(filter software,$(PRIMA_GPU)),drivers=$$(tests/gpu/lavapipe.sh) && $${drivers:+env VK_DRIVER_FILES="$$drivers"}) \
+	$(if $(filter software,$(PRIMA_GPU)),drivers=$$(tests/gpu/lavapipe.sh); $${drivers:+env VK_DRIVER_FILES="$$drivers"}) \
 	  env MESA_SHADER_CACHE_DIR='$(or $(MESA_SHADER_CACHE_DIR),$(CACHE)/vulkan)' target/gpu-check/check
 
 check-cuda: ## Compile the CUDA build on a machine without a GPU

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fetches a newer Vulkan on the processor (lavapipe), once, where Debian's own is that of 2022, which takes up to ten times as long to compute (it
 # compiles kernels faster, though): its package of the backports, not installed, on the libraries of the older one, which is. Prints the manifest
-# that programs find it by (VK_DRIVER_FILES); nothing where the installed one is newer.
+# that programs find it by (VK_DRIVER_FILES); nothing where the installed one is newer, or where that variable says already which to take.
 set -euo pipefail
 cd "$(dirname "$0")"
 . ../once.sh
@@ -12,7 +12,7 @@ cache=${PRIMA_CACHE:-$HOME/.cache/prima}/lavapipe
 folder=$cache/$release-$(uname -m)-$(sha256sum < lavapipe.sh | cut -c 1-16)
 
 main() {
-    [ "$release" = bookworm ] && [[ $(dpkg-query --show --showformat='${Version}' "$package") == 22.* ]] || return 0
+    [ "$release" = bookworm ] && [ -z "${VK_DRIVER_FILES:-}" ] && [[ $(dpkg-query --show --showformat='${Version}' "$package") == 22.* ]] || return 0
     once "$folder" fetch
     echo "$folder/lvp_icd.json"
 }

@@ -219,8 +219,6 @@ def vulkan() -> str:
 
 def newer_lavapipe() -> str:
     """The manifest of another than is installed; empty where that is used."""
-    if "VK_DRIVER_FILES" in os.environ or shutil.which("dpkg-deb") is None:
-        return ""
     fetched = subprocess.run(TESTS / "gpu" / "lavapipe.sh", stdout=subprocess.PIPE, text=True, check=False)
     if fetched.returncode:
         print("no newer lavapipe could be fetched: tests of GPUs take longer with the one that is installed", file=sys.stderr)
